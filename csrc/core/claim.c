@@ -1,0 +1,446 @@
+/* Claims: bytes promised before they are allocated. docs/claims.md has the protocol, its argument and its numbers.
+ *
+ * A claimer stores what it wants as *pending* in its own word at every level of the chain, then scans everybody's
+ * words, and moves its own from pending to committed by one CAS per level. Committed units refuse; pending ones only
+ * hinder, and whoever is hindered may clear them by CAS: so a claimer that is stopped hinders nobody. */
+#include "core/claim.h"
+#include "core/hot.h"
+#include "core/publish.h"
+#include "core/waiting.h"
+
+#include <string.h>
+
+#define HOT_ATTEMPTS 3
+#define COLD_ATTEMPTS 64
+#define REFUSAL_TRIES 4
+
+typedef enum outcome { GRANTED, REFUSED, WAITING, HINDERED, LOST } outcome;
+
+typedef struct attempt {
+    ml_device *device;
+    uint64_t bytes;
+    unsigned number; /* of this attempt, from 0 */
+    unsigned age;
+    bool cold;
+    uint64_t random;
+    bool unchecked;  /* a level had nothing to check against */
+    uint64_t committed[ML_LEVELS_MAX], units[ML_LEVELS_MAX], mine[ML_LEVELS_MAX];
+    uint64_t top[ML_LEVELS_MAX]; /* T', UINT64_MAX when unknown */
+    uint64_t gone[ML_LEVELS_MAX][ML_SLOT_WORDS];
+    ml_ticket *ticket; /* NULL in hot calls */
+} attempt;
+
+static ml_u64 *own_word(const attempt *a, unsigned level) {
+    return &a->device->level[level]->own->word;
+}
+static const ml_u64 *word_of(const attempt *a, unsigned level, unsigned slot) {
+    const ml_local_pool *pool = a->device->level[level];
+    return &ml_view_record(pool->view, pool->index, slot)->word;
+}
+
+/* Pending at all levels, before any scan. */
+static void set_pending(attempt *a) {
+    for (unsigned i = a->device->level_count; i-- > 0;) {
+        ml_local_pool *pool = a->device->level[i];
+        uint64_t after = ml_units_ceil(ml_add_sat(ml_add_sat(pool->held, pool->claims), a->bytes), pool->shift);
+        if (ML_UNLIKELY(!pool->published && pool->me != ML_NO_SLOT)) {
+            ML_KILL_POINT("claim.publishers");
+            ml_bit_set(pool->entry->publishers, pool->me);
+        }
+        a->committed[i] = ml_committed_units(pool);
+        a->units[i] = after - a->committed[i];
+        a->mine[i] = ML_WORD(a->committed[i], a->units[i], a->age);
+        memset(a->gone[i], 0, sizeof a->gone[i]);
+        /* [O7] A seq_cst exchange, and the scan's loads seq_cst too: of two claimers at least one sees the other.
+         * Other end: the scan's loads. Else: both see an empty pool and both are granted (acq_rel: shown by a model
+         * checker; a plain release store: 833 times in 4 s on x86). */
+        ML_KILL_POINT("claim.pending");
+        ml_exchange_seq_cst(own_word(a, i), a->mine[i]);
+    }
+    for (unsigned i = 0; i < a->device->level_count; i++) {
+        const ml_totals *totals = ml_totals_get(a->device->level[i]);
+        a->top[i] = totals->known ? ml_max_u64(totals->units, totals->thawed_units) : UINT64_MAX;
+        if (!totals->known) a->unchecked = true;
+    }
+}
+
+static void clear_pending(attempt *a) {
+    for (unsigned i = a->device->level_count; i-- > 0;) {
+        ML_KILL_POINT("claim.clear_pending");
+        ml_store_release(own_word(a, i), ML_WORD(a->committed[i], 0, 0));
+    }
+}
+
+typedef struct sums {
+    uint64_t committed, pending;
+} sums;
+
+static sums scan(attempt *a, unsigned level, uint64_t seen[ML_SLOTS_MAX]) {
+    const ml_local_pool *pool = a->device->level[level];
+    sums s = {a->committed[level] + a->units[level], 0};
+    ML_FOR_EACH_SLOT(i, ML_SLOT_BITS(pool->entry->publishers), pool->view->slot_count) {
+        if (i == pool->me) continue;
+        uint64_t word = ml_load_seq_cst(word_of(a, level, i)); /* [O7] */
+        seen[i] = word;
+        s.committed += ML_WORD_COMMITTED(word);
+        /* A member whose pending was once absent or aborted has started anew since: its later pendings come after
+         * ours, so it is that member which will see us. Without this a lower one that re-tries at once hinders a
+         * higher one for ever. */
+        if (ml_bit_in(a->gone[level], i)) continue;
+        if (ML_WORD_PENDING(word))
+            s.pending += ML_WORD_PENDING(word);
+        else
+            a->gone[level][i / 64] |= UINT64_C(1) << (i % 64);
+    }
+    return s;
+}
+
+/* Bytes that move from one member to another during a scan count twice. So a refusal stands only if a whole second
+ * pass finds every word and version as the first did. */
+static bool surely_full(attempt *a, unsigned level) {
+    const ml_local_pool *pool = a->device->level[level];
+    for (int t = 0; t < REFUSAL_TRIES; t++) {
+        uint64_t sum = a->committed[level] + a->units[level], words = 0, versions = 0;
+        for (int pass = 0; pass < 2; pass++) {
+            uint64_t w = 0, v = 0, total = a->committed[level] + a->units[level];
+            ML_FOR_EACH_SLOT(i, ML_SLOT_BITS(pool->entry->publishers), pool->view->slot_count) {
+                if (i == pool->me) continue;
+                const ml_record *record = ml_view_record(pool->view, pool->index, i);
+                uint64_t word = ml_load_seq_cst(&record->word);
+                total += ML_WORD_COMMITTED(word);
+                /* Position-dependent digests in place of 256 kept words: equal digests of two passes are taken for
+                 * equal passes; an error (2^-64) refuses one claim wrongly. */
+                w = (w ^ ML_WORD_COMMITTED(word)) * UINT64_C(0x9e3779b97f4a7c15) + i;
+                v = (v ^ ml_load_seq_cst(&record->version)) * UINT64_C(0xc2b2ae3d27d4eb4f) + i;
+            }
+            if (total <= a->top[level]) return false;
+            if (pass == 1 && w == words && v == versions && total == sum) return true;
+            words = w;
+            versions = v;
+            sum = total;
+        }
+    }
+    return false;
+}
+
+/* Abort those that stand in the way at this level; older ones only after giving them time. False: own attempt was
+ * aborted meanwhile. */
+static bool push_through(attempt *a, unsigned level, const uint64_t seen[ML_SLOTS_MAX]) {
+    const ml_local_pool *pool = a->device->level[level];
+    unsigned budget = 64u << (a->number < 5 ? a->number : 5);
+    ML_FOR_EACH_SLOT(i, ML_SLOT_BITS(pool->entry->publishers), pool->view->slot_count) {
+        if (i == pool->me || ml_bit_in(a->gone[level], i) || !ML_WORD_PENDING(seen[i])) continue;
+        uint64_t age = ML_WORD_AGE(seen[i]);
+        bool older = age > a->age || (age == a->age && i < pool->me);
+        for (unsigned p = 0; older && p < budget && ml_load_relaxed(word_of(a, level, i)) == seen[i]; p++) {
+            if (ml_load_relaxed(own_word(a, level)) != a->mine[level]) return false;
+            ml_pause();
+        }
+        /* Only ever a CAS from the exact value seen: a plain store could put back an old committed. */
+        ML_KILL_POINT("claim.abort");
+        (void)ml_cas_acq_rel((ml_u64 *)word_of(a, level, i), seen[i],
+                             ML_WORD(ML_WORD_COMMITTED(seen[i]), 0, ML_WORD_AGE(seen[i])));
+        a->gone[level][i / 64] |= UINT64_C(1) << (i % 64);
+        if (ml_load_relaxed(own_word(a, level)) != a->mine[level]) return false;
+    }
+    return true;
+}
+
+static outcome scan_levels(attempt *a) {
+    uint64_t seen[ML_SLOTS_MAX];
+    unsigned levels = a->device->level_count;
+    for (unsigned round = 0; round <= 3 * levels; round++) {
+        bool hindered = false;
+        for (unsigned l = 0; l < levels && !hindered; l++) {
+            if (a->top[l] == UINT64_MAX) continue;
+            sums s = scan(a, l, seen);
+            if (s.committed > a->top[l]) {
+                if (surely_full(a, l)) return REFUSED;
+                hindered = true;
+            } else if (s.committed + s.pending > a->top[l]) {
+                if (!push_through(a, l, seen)) return LOST;
+                hindered = true;
+            } else if (l == levels - 1) {
+                outcome waiting = ml_ticket_look(a->ticket, a->device->level[l], s.committed + s.pending, a->top[l])
+                                      ? GRANTED
+                                      : WAITING;
+                if (waiting == WAITING) return WAITING;
+            }
+        }
+        if (!hindered) return GRANTED;
+    }
+    return HINDERED;
+}
+
+/* Undo what was won at the outer levels, clear the rest. A won level was visible as committed for a moment, so its
+ * record is published too: (committed, version) pairs never repeat, on which surely_full relies. */
+static void undo(attempt *a, unsigned lost) {
+    for (unsigned l = 0; l < a->device->level_count; l++) {
+        ml_local_pool *pool = a->device->level[l];
+        bool won = l > lost;
+        if (won) ml_record_publish(pool, a->device->ledger->seat.generation);
+        ML_KILL_POINT("claim.undo_word");
+        ml_store_release(own_word(a, l), ML_WORD(a->committed[l], 0, 0));
+        ML_KILL_POINT("claim.undo_change");
+        if (won) ml_fetch_add_seq_cst(&pool->entry->change, 1);
+    }
+}
+
+static bool commit(attempt *a) {
+    for (unsigned l = a->device->level_count; l-- > 0;) {
+        uint64_t total = ml_min_u64(a->committed[l] + a->units[l], ML_UNITS_MAX);
+        ML_KILL_POINT("claim.commit");
+        if (!ml_cas_acq_rel(own_word(a, l), a->mine[l], ML_WORD(total, 0, 0))) {
+            undo(a, l);
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Granted: the records say so too. */
+static void publish_grant(attempt *a) {
+    for (unsigned l = a->device->level_count; l-- > 0;) {
+        ml_local_pool *pool = a->device->level[l];
+        pool->claims = ml_add_sat(pool->claims, a->bytes);
+        ml_record_publish(pool, a->device->ledger->seat.generation);
+        ML_KILL_POINT("claim.change");
+        ml_fetch_add_seq_cst(&pool->entry->change, 1);
+    }
+}
+
+/* One attempt, under M. */
+static outcome attempt_once(attempt *a) {
+    a->unchecked = false;
+    set_pending(a);
+    outcome result = scan_levels(a);
+    if (result == GRANTED) {
+        if (!commit(a)) return LOST;
+        publish_grant(a);
+        return GRANTED;
+    }
+    clear_pending(a);
+    return result;
+}
+
+static bool is_unregistered(const ml_device *device) {
+    for (unsigned l = 0; l < device->level_count; l++)
+        if (device->level[l]->me == ML_NO_SLOT) return true;
+    return false;
+}
+
+/* No slot, so no word that others could see: promise without a check, and say so. */
+static void grant_unregistered(ml_device *device, uint64_t bytes) {
+    for (unsigned l = 0; l < device->level_count; l++) {
+        ml_local_pool *pool = device->level[l];
+        pool->claims = ml_add_sat(pool->claims, bytes);
+    }
+}
+
+static void back_off(attempt *a) {
+    a->random = a->random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    unsigned bound = 16u << (a->number < 6 ? a->number : 6);
+    for (unsigned p = (unsigned)(a->random >> 33) % bound; p > 0; p--) ml_pause();
+    if (a->cold && a->number >= 9) os_yield();
+}
+
+static int status_of(outcome result) {
+    return result == REFUSED ? ML_REFUSED : result == WAITING ? ML_WAITING : ML_BUSY;
+}
+
+/* Make `bytes` more granted. On ML_OK M is still held, so that the caller can finish its own books; *checked. */
+static int acquire(ml_account *account, uint64_t bytes, ml_ticket *ticket, bool cold, uint32_t *checked) {
+    ml_ledger *ledger = account->device->ledger;
+    attempt a = {.device = account->device, .bytes = bytes, .cold = cold, .ticket = ticket};
+    outcome result = HINDERED;
+    /* Members must not back off in step: the counter's start is random and their slots differ. */
+    a.random = ml_load_relaxed(&account->device->level[0]->entry->change) + ledger->seat.me * UINT64_C(0x9e3779b97f4a7c15);
+    *checked = 0;
+    for (unsigned limit = cold ? COLD_ATTEMPTS : HOT_ATTEMPTS; a.number < limit; a.number++) {
+        int status = ml_enter(ledger);
+        if (status != ML_OK) return status;
+        if (bytes == 0) return *checked = 1, ML_OK;
+        if (is_unregistered(account->device)) {
+            grant_unregistered(account->device, bytes);
+            return ML_OK;
+        }
+        result = attempt_once(&a);
+        if (result == GRANTED) {
+            *checked = !a.unchecked && ledger->mode == ML_MODE_SHARED;
+            return ML_OK;
+        }
+        ml_lock_release(&ledger->lock);
+        if (result == REFUSED || result == WAITING) return status_of(result);
+        if (a.age < 15) a.age++;
+        back_off(&a);
+    }
+    return status_of(result);
+}
+
+/* ---- the claim object --------------------------------------------------------------------------------------- */
+
+static void link_claim(ml_ledger *ledger, ml_claim *claim) {
+    claim->next = ledger->claims;
+    claim->link = &ledger->claims;
+    if (claim->next) claim->next->link = &claim->next;
+    ledger->claims = claim;
+}
+
+static void unlink_claim(ml_claim *claim) {
+    if (!claim->link) return;
+    *claim->link = claim->next;
+    if (claim->next) claim->next->link = claim->link;
+    claim->link = NULL;
+    claim->next = NULL;
+}
+
+int ml_claim_run(ml_account *account, uint64_t bytes, uint64_t replacing, uint64_t ttl_ns, ml_ticket *ticket, bool cold,
+                 ml_claim *claim) {
+    ml_ledger *ledger = account->device->ledger;
+    memset(claim, 0, sizeof *claim);
+    if (bytes > ML_BYTES_MAX || replacing > ML_BYTES_MAX) return ML_ERR_FIGURE;
+    uint64_t deadline = ttl_ns ? ml_add_sat(os_now_ns(), ttl_ns) : 0;
+    uint64_t now_bytes = ml_sub_sat(bytes, replacing);
+    uint32_t checked = 0;
+    int status = acquire(account, now_bytes, ticket, cold, &checked);
+    if (status != ML_OK) return status;
+    claim->account = account;
+    claim->size_bytes = bytes;
+    claim->open_bytes = now_bytes;
+    claim->deadline_ns = deadline;
+    claim->checked = checked;
+    claim->fork_count = ledger->fork_count;
+    link_claim(ledger, claim);
+    ml_lock_release(&ledger->lock);
+    return ML_OK;
+}
+
+static bool reading_is_due(const ml_device *device) {
+    for (unsigned l = 0; l < device->level_count; l++)
+        if (ml_load_relaxed(&device->level[l]->due)) return true;
+    return false;
+}
+
+int ml_claim_try(ml_account *account, uint64_t bytes, uint64_t replacing, uint64_t ttl_ns, ml_claim *claim) {
+    memset(claim, 0, sizeof *claim);
+    if (ML_UNLIKELY(reading_is_due(account->device))) return ML_SLOW_READING;
+    return ml_claim_run(account, bytes, replacing, ttl_ns, NULL, false, claim);
+}
+
+/* Ended, or of the process that we were forked from. Under M. */
+static bool is_open(const ml_ledger *ledger, const ml_claim *claim) {
+    return claim->account && claim->link && claim->fork_count == ledger->fork_count;
+}
+
+/* The claim pays for the growth: by as much as held grows it shrinks, and the reverse, within 0..size. */
+static uint64_t open_after(const ml_claim *claim, uint64_t held) {
+    uint64_t before = claim->account->amounts.held;
+    if (held >= before) return ml_sub_sat(claim->open_bytes, held - before);
+    return ml_min_u64(claim->size_bytes, ml_add_sat(claim->open_bytes, before - held));
+}
+
+static int publish_through(ml_claim *claim, const ml_amounts *amounts, bool settle) {
+    if (!claim->account) return ML_EXPIRED;
+    ml_ledger *ledger = claim->account->device->ledger;
+    int status = ml_enter(ledger);
+    if (status != ML_OK) return status;
+    bool open = is_open(ledger, claim);
+    uint64_t before = open ? claim->open_bytes : 0;
+    uint64_t after = !open || settle ? 0 : open_after(claim, amounts->held);
+    /* Above the claim, or after its end: growth without a claim. The memory exists, so it is published, never
+     * refused. */
+    status = ml_account_apply(claim->account, amounts, before, after);
+    if (status == ML_OK && open) {
+        claim->open_bytes = after;
+        if (settle) unlink_claim(claim);
+    }
+    ml_lock_release(&ledger->lock);
+    return status;
+}
+
+int ml_claim_publish(ml_claim *claim, const ml_amounts *amounts) {
+    return publish_through(claim, amounts, false);
+}
+
+int ml_claim_settle(ml_claim *claim, const ml_amounts *amounts) {
+    return publish_through(claim, amounts, true);
+}
+
+/* Under M: give back what has not landed. */
+static void drop(ml_claim *claim) {
+    ml_amounts same = claim->account->amounts;
+    (void)ml_account_apply(claim->account, &same, claim->open_bytes, 0);
+    claim->open_bytes = 0;
+    unlink_claim(claim);
+}
+
+int ml_claim_cancel(ml_claim *claim) {
+    if (!claim->account) return ML_OK;
+    ml_ledger *ledger = claim->account->device->ledger;
+    int status = ml_enter(ledger);
+    if (status == ML_ERR_CLOSED) return ML_OK;
+    if (status != ML_OK) return status;
+    if (is_open(ledger, claim)) drop(claim);
+    ml_lock_release(&ledger->lock);
+    return ML_OK;
+}
+
+int ml_claim_resize_run(ml_claim *claim, uint64_t bytes, ml_ticket *ticket, bool cold) {
+    if (bytes > ML_BYTES_MAX) return ML_ERR_FIGURE;
+    if (!claim->account) return ML_EXPIRED;
+    ml_ledger *ledger = claim->account->device->ledger;
+    int status = ml_enter(ledger);
+    if (status != ML_OK) return status;
+    bool open = is_open(ledger, claim);
+    uint64_t grow = ml_sub_sat(bytes, claim->size_bytes);
+    if (open && grow == 0) {
+        uint64_t less = ml_min_u64(claim->size_bytes - bytes, claim->open_bytes);
+        ml_amounts same = claim->account->amounts;
+        (void)ml_account_apply(claim->account, &same, less, 0);
+        claim->open_bytes -= less;
+        claim->size_bytes = bytes;
+    }
+    ml_lock_release(&ledger->lock);
+    if (!open) return ML_EXPIRED;
+    if (grow == 0) return ML_OK;
+    uint32_t checked;
+    status = acquire(claim->account, grow, ticket, cold, &checked);
+    if (status != ML_OK) return status;
+    if (is_open(ledger, claim)) {
+        claim->open_bytes = ml_add_sat(claim->open_bytes, grow);
+        claim->size_bytes = bytes;
+        claim->checked = claim->checked && checked;
+    } else { /* expired while we were at it: the growth goes back */
+        ml_amounts same = claim->account->amounts;
+        (void)ml_account_apply(claim->account, &same, grow, 0);
+        status = ML_EXPIRED;
+    }
+    ml_lock_release(&ledger->lock);
+    return status;
+}
+
+int ml_claim_resize(ml_claim *claim, uint64_t bytes) {
+    return ml_claim_resize_run(claim, bytes, NULL, false);
+}
+
+int ml_claim_renew(ml_claim *claim, uint64_t ttl_ns) {
+    if (!claim->account) return ML_EXPIRED;
+    uint64_t now_ns = os_now_ns();
+    ml_ledger *ledger = claim->account->device->ledger;
+    int status = ml_enter(ledger);
+    if (status != ML_OK) return status;
+    bool late = claim->deadline_ns && now_ns >= claim->deadline_ns;
+    status = is_open(ledger, claim) && !late ? ML_OK : ML_EXPIRED;
+    if (status == ML_OK) claim->deadline_ns = ttl_ns ? ml_add_sat(now_ns, ttl_ns) : 0;
+    ml_lock_release(&ledger->lock);
+    return status;
+}
+
+void ml_claims_expire(ml_ledger *ledger, uint64_t now_ns) {
+    for (ml_claim *claim = ledger->claims, *next; claim; claim = next) {
+        next = claim->next;
+        if (!claim->deadline_ns || now_ns < claim->deadline_ns) continue;
+        claim->expired = 1;
+        drop(claim);
+    }
+}

@@ -1,0 +1,350 @@
+/* What sources say about whole pools: taking a reading, publishing it, and what follows from it.
+ *
+ * Each pool entry has one word `newest` {sequence, slot}. A reader loads it before it asks the source, writes the
+ * reading into its own slot's ring under its handle's lock, then moves `newest` by CAS from the value loaded: a late
+ * reading never wins. */
+#include "core/snapshot.h"
+
+#include <string.h>
+
+#define SAMPLE_TRIES 4
+#define FROZEN_BYTES (UINT64_C(256) << 20)
+#define FROZEN_READINGS 2 /* identical to the one before, this many times: three in a row */
+
+#define NEWEST(sequence, slot) ((uint64_t)(sequence) << 16 | ((uint64_t)(slot) + 1))
+#define NEWEST_SEQUENCE(word) ((word) >> 16)
+#define NEWEST_SLOT(word) ((unsigned)((word)&0xffff) - 1)
+
+static void cell_load(const ml_reading_cell *cell, ml_sample *out) {
+    out->time_ns = ml_load_acquire(&cell->time_ns);
+    out->total = ml_load_acquire(&cell->total);
+    out->free = ml_load_acquire(&cell->free);
+    out->reserved = ml_load_acquire(&cell->reserved);
+    out->immediate = ml_load_acquire(&cell->immediate);
+    out->soft_limit = ml_load_acquire(&cell->soft_limit);
+    out->source = ml_load_acquire(&cell->source);
+    uint64_t meta = ml_load_acquire(&cell->meta);
+    out->scope = (unsigned)(meta & 0xff);
+    out->reason = (unsigned)(meta >> 8 & 0xff);
+    out->flags = (unsigned)(meta >> 16 & 0xff);
+    out->identical = (unsigned)(meta >> 24 & 0xff);
+    out->unaccounted = ml_load_acquire(&cell->unaccounted);
+    for (int j = 0; j < 3; j++) {
+        out->excess[j] = ml_load_acquire(&cell->excess[j]);
+        out->held[j] = ml_load_acquire(&cell->held[j]);
+    }
+    for (int j = 0; j < 2; j++) out->pair_time_ns[j] = ml_load_acquire(&cell->pair_time_ns[j]);
+    out->run_sequence = ml_load_acquire(&cell->run_sequence);
+    out->run_held = ml_load_acquire(&cell->run_held);
+}
+
+static void cell_store(ml_reading_cell *cell, const ml_sample *in) {
+    ML_KILL_POINT("reading.tag_clear");
+    ml_exchange_seq_cst(&cell->tag, 0);
+    /* [O4] Fields with release after the tag was cleared. Other end: ml_sample_newest checks the tag again after its
+     * loads. Else: a user mixes the total of one reading with the free of another. */
+    ML_KILL_POINT("reading.fields");
+    ml_store_release(&cell->time_ns, in->time_ns);
+    ml_store_release(&cell->total, in->total);
+    ml_store_release(&cell->free, in->free);
+    ml_store_release(&cell->reserved, in->reserved);
+    ml_store_release(&cell->immediate, in->immediate);
+    ml_store_release(&cell->soft_limit, in->soft_limit);
+    ml_store_release(&cell->source, in->source);
+    ml_store_release(&cell->meta, (uint64_t)in->scope | (uint64_t)in->reason << 8 | (uint64_t)in->flags << 16 |
+                                      (uint64_t)in->identical << 24);
+    ml_store_release(&cell->unaccounted, in->unaccounted);
+    for (int j = 0; j < 3; j++) {
+        ml_store_release(&cell->excess[j], in->excess[j]);
+        ml_store_release(&cell->held[j], in->held[j]);
+    }
+    for (int j = 0; j < 2; j++) ml_store_release(&cell->pair_time_ns[j], in->pair_time_ns[j]);
+    ml_store_release(&cell->run_sequence, in->run_sequence);
+    ml_store_release(&cell->run_held, in->run_held);
+    ML_KILL_POINT("reading.tag");
+    ml_store_release(&cell->tag, in->sequence);
+}
+
+/* Hostile bytes: whatever a cell says, no figure made from it may exceed what a source could have said. */
+static void clamp(ml_sample *s) {
+    if (s->reason > ML_REASON_PRIVATE) s->reason = ML_REASON_IMPLAUSIBLE;
+    if (s->reason != ML_REASON_NONE) return;
+    if (s->total == 0 || s->total > ML_BYTES_MAX || s->free > s->total) {
+        s->reason = ML_REASON_IMPLAUSIBLE;
+        return;
+    }
+    s->reserved = ml_min_u64(s->reserved, s->total);
+    s->unaccounted = ml_min_u64(s->unaccounted, s->total);
+    for (int j = 0; j < 3; j++) s->excess[j] = ml_min_u64(s->excess[j], s->total);
+}
+
+bool ml_sample_newest(const ml_view *view, unsigned index, const ml_pool *entry, ml_sample *out) {
+    for (int i = 0; i < SAMPLE_TRIES; i++) {
+        uint64_t newest = ml_load_acquire(&entry->newest);
+        uint64_t sequence = NEWEST_SEQUENCE(newest);
+        unsigned slot = NEWEST_SLOT(newest);
+        if (newest == 0 || slot >= view->slot_count) {
+            memset(out, 0, sizeof *out);
+            return true;
+        }
+        const ml_reading_cell *cell = ml_view_cell(view, index, slot, sequence);
+        ml_sample s;
+        if (ml_load_acquire(&cell->tag) != sequence) continue;
+        cell_load(cell, &s);
+        if (ml_load_acquire(&cell->tag) != sequence) continue; /* [O4] */
+        s.sequence = sequence;
+        s.slot = slot;
+        clamp(&s);
+        *out = s;
+        return true;
+    }
+    return false;
+}
+
+static uint64_t held_of(const ml_view *view, unsigned index, unsigned slot) {
+    ml_figure f;
+    uint64_t version;
+    (void)ml_record_read(ml_view_record(view, index, slot), &f, &version);
+    return f.held;
+}
+
+/* U: what the reading shows as used and nobody holds. The two readings before count too, less what members have
+ * published since: bytes that were in flight between the driver and the ledger then are not foreign ones. */
+static uint64_t unaccounted_of(const ml_sample *s) {
+    uint64_t most = s->excess[0];
+    for (int j = 1; j < 3; j++) {
+        uint64_t landed = ml_sub_sat(s->held[0], s->held[j]);
+        most = ml_max_u64(most, ml_sub_sat(s->excess[j], landed));
+    }
+    return most;
+}
+
+/* The pairs of `previous` become the older ones of `s`. Readings that follow closer than half a period share a
+ * place, so that somebody who refreshes in a loop does not shorten the window. */
+static void carry_pairs(ml_sample *s, const ml_sample *previous) {
+    bool close = previous->pair_time_ns[0] != 0 &&
+                 ml_sub_sat(s->time_ns, previous->pair_time_ns[0]) < ML_PERIOD_BUSY_NS + ML_PERIOD_BUSY_NS / 2;
+    unsigned from = close ? 1 : 0;
+    for (unsigned j = 1; j < 3; j++) {
+        s->excess[j] = previous->excess[j - 1 + from > 2 ? 2 : j - 1 + from];
+        s->held[j] = previous->held[j - 1 + from > 2 ? 2 : j - 1 + from];
+    }
+    s->pair_time_ns[0] = close ? previous->pair_time_ns[0] : previous->time_ns;
+    s->pair_time_ns[1] = close ? previous->pair_time_ns[1] : previous->pair_time_ns[0];
+}
+
+/* A source that answers the same to the bit while the ledger moves is not measuring. Members that published here
+ * for the first time during the run prove nothing: they may have held their bytes all along. */
+static void judge_frozen(const ml_view *view, unsigned index, const ml_pool *entry, ml_sample *s,
+                         const ml_sample *previous) {
+    s->run_sequence = s->sequence;
+    s->run_held = s->held[0];
+    if (!previous->sequence || previous->reason != ML_REASON_NONE || previous->free != s->free ||
+        previous->total != s->total)
+        return;
+    s->identical = previous->identical < 255 ? previous->identical + 1 : 255;
+    s->run_sequence = previous->run_sequence;
+    s->run_held = previous->run_held;
+    if (s->identical < FROZEN_READINGS) return;
+    uint64_t joined = 0;
+    ML_FOR_EACH_SLOT(i, ML_SLOT_BITS(entry->publishers), view->slot_count) {
+        const ml_record *record = ml_view_record(view, index, i);
+        if (ml_load_acquire(&record->first_sequence) >= s->run_sequence)
+            joined = ml_add_sat(joined, ml_min_u64(ml_load_acquire(&record->first_held), ML_BYTES_MAX));
+    }
+    uint64_t settled = ml_sub_sat(s->held[0], joined);
+    uint64_t moved = settled > s->run_held ? settled - s->run_held : s->run_held - settled;
+    if (moved <= FROZEN_BYTES && !(previous->flags & ML_SAMPLE_FROZEN)) return;
+    s->flags |= ML_SAMPLE_FROZEN;
+    s->unaccounted = previous->unaccounted;
+}
+
+int ml_reading_begin(ml_ledger *ledger, unsigned number, const uint64_t *dead, ml_reading_op *op) {
+    memset(op, 0, sizeof *op);
+    if (number >= ledger->pool_count) return ML_ERR_ARGUMENT;
+    ml_lock_wait(&ledger->lock);
+    ml_local_pool *pool = &ledger->pool[number];
+    ml_view *view = pool->view;
+    unsigned index = pool->index;
+    ml_lock_release(&ledger->lock);
+    ml_pool *entry = ml_view_pool(view, index);
+    op->pool = number;
+    op->view = view;
+    if (dead) memcpy(op->dead, dead, sizeof op->dead);
+    op->newest = ml_load_acquire(&entry->newest);
+    ML_FOR_EACH_SLOT(i, ML_SLOT_BITS(entry->publishers), view->slot_count) op->held_before[i] = held_of(view, index, i);
+    op->begin_ns = os_now_ns();
+    return ML_OK;
+}
+
+static bool plausible(const ml_reading *r) {
+    return r->total > 0 && r->total <= ML_BYTES_MAX && r->free <= r->total && r->reserved <= r->total - r->free;
+}
+
+/* Fill *s from what the source said. */
+static void measure(const ml_view *view, unsigned index, const ml_pool *entry, const ml_reading_op *op,
+                    const ml_reading *r, const ml_sample *previous, ml_sample *s) {
+    memset(s, 0, sizeof *s);
+    s->sequence = NEWEST_SEQUENCE(op->newest) + 1;
+    s->time_ns = os_boottime_ns();
+    s->source = r->source;
+    s->immediate = r->immediate;
+    s->soft_limit = r->soft_limit;
+    s->flags = r->flags & (ML_SAMPLE_FROZEN - 1);
+    s->reason = r->reason;
+    if (s->reason == ML_REASON_NONE && !plausible(r)) s->reason = ML_REASON_IMPLAUSIBLE;
+    if (s->reason != ML_REASON_NONE) {
+        /* Absent. What is known of the window stays, for the next reader. */
+        memcpy(s->excess, previous->excess, sizeof s->excess);
+        memcpy(s->held, previous->held, sizeof s->held);
+        memcpy(s->pair_time_ns, previous->pair_time_ns, sizeof s->pair_time_ns);
+        s->unaccounted = previous->unaccounted;
+        return;
+    }
+    s->scope = r->scope;
+    s->total = r->total;
+    s->free = r->free;
+    s->reserved = r->reserved;
+    uint64_t sum = 0;
+    ML_FOR_EACH_SLOT(i, ML_SLOT_BITS(entry->publishers), view->slot_count) {
+        /* The smaller of before and after: bytes that came or went while the driver was asked are not surely in
+         * its answer. */
+        if (!ml_bit_in(op->dead, i)) sum = ml_add_sat(sum, ml_min_u64(op->held_before[i], held_of(view, index, i)));
+    }
+    uint64_t used = r->total - r->reserved - r->free;
+    carry_pairs(s, previous);
+    s->excess[0] = ml_sub_sat(used, sum);
+    s->held[0] = sum;
+    s->unaccounted = unaccounted_of(s);
+    judge_frozen(view, index, entry, s, previous);
+}
+
+/* Under M, or while the slot is not live yet. */
+static bool publish_sample(ml_view *view, unsigned index, unsigned writer, uint64_t from, ml_sample *s) {
+    ml_pool *entry = ml_view_pool(view, index);
+    /* Only from the newest: a cell that `newest` points to is then never the one being written. */
+    if (ml_load_acquire(&entry->newest) != from) return false;
+    s->sequence = NEWEST_SEQUENCE(from) + 1;
+    cell_store(ml_view_cell(view, index, writer, s->sequence), s);
+    ML_KILL_POINT("reading.newest");
+    if (!ml_cas_seq_cst(&entry->newest, from, NEWEST(s->sequence, writer))) return false;
+    ML_KILL_POINT("reading.change");
+    ml_fetch_add_seq_cst(&entry->change, 1);
+    return true;
+}
+
+static bool somebody_holds(const ml_view *view, const ml_pool *entry, unsigned index) {
+    ML_FOR_EACH_SLOT(i, ML_SLOT_BITS(entry->publishers), view->slot_count) {
+        if (ml_load_acquire(&ml_view_record(view, index, i)->word) != 0) return true;
+    }
+    return false;
+}
+
+static uint64_t period_of(const ml_local_pool *pool) {
+    return somebody_holds(pool->view, pool->entry, pool->index) ? ML_PERIOD_BUSY_NS : ML_PERIOD_IDLE_NS;
+}
+
+int ml_reading_end(ml_ledger *ledger, const ml_reading_op *op, const ml_reading *reading) {
+    if (op->pool >= ledger->pool_count || reading->scope == ML_SCOPE_PROCESS) return ML_ERR_ARGUMENT;
+    uint64_t took_ns = os_now_ns() - op->begin_ns;
+    ml_lock_wait(&ledger->lock);
+    ml_local_pool *pool = &ledger->pool[op->pool];
+    if (reading->reason == ML_REASON_NONE && took_ns > period_of(pool)) {
+        ml_lock_release(&ledger->lock);
+        return ML_NOT_READY;
+    }
+    int status = ML_BUSY;
+    if (pool->view == op->view && pool->me != ML_NO_SLOT) {
+        ml_sample previous, s;
+        if (!ml_sample_newest(pool->view, pool->index, pool->entry, &previous)) memset(&previous, 0, sizeof previous);
+        measure(pool->view, pool->index, pool->entry, op, reading, &previous, &s);
+        if (publish_sample(pool->view, pool->index, pool->me, op->newest, &s)) {
+            status = ML_OK;
+            pool->excluded_newest = NEWEST(s.sequence, pool->me);
+            memcpy(pool->excluded_dead, op->dead, sizeof op->dead);
+        }
+    }
+    ml_lock_release(&ledger->lock);
+    return status;
+}
+
+void ml_reading_carry(ml_view *view, unsigned index, unsigned writer, const uint64_t *dead) {
+    ml_pool *entry = ml_view_pool(view, index);
+    for (int i = 0; i < SAMPLE_TRIES; i++) {
+        uint64_t newest = ml_load_acquire(&entry->newest), gone = 0;
+        ml_sample s;
+        if (newest == 0 || !ml_sample_newest(view, index, entry, &s) || s.sequence == 0) return;
+        ML_FOR_EACH_SLOT(j, ML_SLOT_BITS(entry->publishers), view->slot_count) {
+            if (ml_bit_in(dead, j)) gone = ml_add_sat(gone, held_of(view, index, j));
+        }
+        if (gone == 0 || s.reason != ML_REASON_NONE) return;
+        uint64_t taken = ml_min_u64(gone, s.held[0]);
+        s.held[0] -= taken;
+        s.excess[0] = ml_min_u64(ml_add_sat(s.excess[0], taken), s.total);
+        s.unaccounted = unaccounted_of(&s);
+        if (publish_sample(view, index, writer, newest, &s)) return;
+    }
+}
+
+int ml_reading_get(ml_ledger *ledger, unsigned number, ml_reading *out) {
+    if (number >= ledger->pool_count) return ML_ERR_ARGUMENT;
+    if (ml_is_forked(ledger)) (void)ml_ledger_recover(ledger, ML_SLOW_FORK);
+    ml_lock_wait(&ledger->lock);
+    ml_sample s = ml_totals_get(&ledger->pool[number])->sample;
+    ml_lock_release(&ledger->lock);
+    ml_sample_to_reading(&s, out);
+    return s.sequence && s.reason == ML_REASON_NONE ? ML_OK : ML_NOT_READY;
+}
+
+/* ---- when --------------------------------------------------------------------------------------------------- */
+
+static bool somebody_asked(const ml_view *view, const ml_pool *entry) {
+    ML_FOR_EACH_SLOT(i, ML_SLOT_BITS(entry->openers), view->slot_count) {
+        if (ml_load_acquire(&ml_view_slot(view, i)->asked)) return true;
+    }
+    return false;
+}
+
+static void publish_stale(ml_local_pool *pool) {
+    uint64_t newest = ml_load_acquire(&pool->entry->newest);
+    ml_sample s;
+    if (pool->me == ML_NO_SLOT || newest == 0) return;
+    if (!ml_sample_newest(pool->view, pool->index, pool->entry, &s)) return;
+    if (s.sequence == 0 || s.reason != ML_REASON_NONE) return;
+    s.reason = ML_REASON_STALE;
+    (void)publish_sample(pool->view, pool->index, pool->me, newest, &s);
+}
+
+static bool is_refresher(ml_local_pool *pool) {
+    os_error error;
+    if (!pool->view->shared || pool->refresher.page || pool->refresher.extra) return true;
+    return os_token_take(pool->view->path, &pool->view->segment, pool->view->lock_kind, OS_LOCK_REFRESHER + pool->index,
+                         &pool->refresher, &error) == OS_OK;
+}
+
+void ml_reading_due(ml_ledger *ledger, ml_local_pool *pool, unsigned number, uint64_t now_ns, ml_tick *tick) {
+    uint64_t newest = ml_load_acquire(&pool->entry->newest);
+    if (newest != pool->newest_seen || pool->newest_seen_ns == 0) {
+        pool->newest_seen = newest;
+        pool->newest_seen_ns = now_ns;
+    }
+    uint64_t period = period_of(pool);
+    bool wanted = period == ML_PERIOD_BUSY_NS || somebody_asked(pool->view, pool->entry);
+    uint64_t age = newest ? now_ns - pool->newest_seen_ns : UINT64_MAX;
+    if (!wanted) {
+        pool->wanted_ns = 0;
+        ml_store_relaxed(&pool->due, pool->can_read && age > 2 * period);
+        return;
+    }
+    if (!pool->wanted_ns) pool->wanted_ns = now_ns;
+    tick->next_ns = ml_min_u64(tick->next_ns, period);
+    ml_store_relaxed(&pool->due, pool->can_read && age > 2 * period);
+    /* Its lock saves work; it is not the right to read: a refresher may be stopped, hung in a driver, or starved. */
+    if (pool->can_read && age >= period - period / 8 && (age > 2 * period || is_refresher(pool)))
+        tick->due_pools |= UINT64_C(1) << number;
+    if (newest && ml_min_u64(age, now_ns - pool->wanted_ns) > ML_STALE_PERIODS * period) {
+        ml_lock_wait(&ledger->lock);
+        publish_stale(pool);
+        ml_lock_release(&ledger->lock);
+    }
+}

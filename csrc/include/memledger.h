@@ -1,0 +1,343 @@
+/* memledger: a ledger of memory that every process on a machine shares.
+ *
+ * One handle (ml_ledger) per process and path. Every function may be called from any thread. Functions marked
+ * HOT touch only memory: no system call, no allocation, no lock between processes, bounded steps; they may answer
+ * ML_SLOW_*, after which ml_ledger_recover() (which may block) makes the next try succeed. Everything else may enter
+ * the kernel. Nothing here prints, exits, raises a signal or changes process-wide state.
+ *
+ * Bytes are uint64_t, at most ML_BYTES_MAX. Times are nanoseconds. */
+#ifndef MEMLEDGER_H
+#define MEMLEDGER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define ML_LAYOUT_MAJOR 1
+#define ML_LAYOUT_MINOR 0
+
+#define ML_POOLS_MAX 32
+#define ML_SLOTS_MAX 256
+#define ML_LEVELS_MAX 4
+#define ML_ALIASES_MAX 4
+#define ML_KEY_BYTES 96
+#define ML_LABEL_BYTES 64
+#define ML_PATH_BYTES 512
+#define ML_BYTES_MAX 0x7fffffffffffffff
+
+/* Expected outcomes are >= 0, errors are < 0. */
+#define ML_OK 0
+#define ML_REFUSED 1     /* the claim does not fit among granted bytes */
+#define ML_WAITING 2     /* it would fit, but earlier waiters have the room */
+#define ML_BUSY 3        /* contention; try again */
+#define ML_NOT_READY 4   /* no figure: the reason is in ml_figures.reason */
+#define ML_FULL 5        /* no slot, or no pool entry */
+#define ML_EXPIRED 6     /* the claim's ttl has passed */
+#define ML_SLOW_LOCK 10  /* another thread of this process is inside; recover, then call again */
+#define ML_SLOW_FORK 11  /* this process was forked from the one that joined; recover joins anew */
+#define ML_SLOW_LOST 12  /* the slot is no longer ours; recover joins anew and republishes */
+#define ML_SLOW_READING 13 /* a claim wants a newer reading first */
+#define ML_ERR_ARGUMENT (-1)
+#define ML_ERR_FIGURE (-2)  /* releasable > held, or a figure above ML_BYTES_MAX */
+#define ML_ERR_CLOSED (-3)
+#define ML_ERR_LAYOUT (-4)  /* a segment of another major version */
+#define ML_ERR_FOREIGN (-5) /* not a segment of ours */
+#define ML_ERR_ABSENT (-6)
+#define ML_ERR_SYSTEM (-7)
+#define ML_ERR_MEMORY (-8)
+
+#define ML_ROLE_OTHER 0
+#define ML_ROLE_HOST 1
+#define ML_ROLE_WORKER 2
+
+#define ML_MODE_SHARED 0       /* a member of the shared ledger */
+#define ML_MODE_UNREGISTERED 1 /* reads the shared ledger, has no slot in it: the table is full */
+#define ML_MODE_PRIVATE 2      /* no shared ledger could be used; alone, same calls */
+
+#define ML_KIND_DEVICE 0
+#define ML_KIND_RAM 1
+#define ML_KIND_CGROUP 2
+#define ML_KIND_SIM 3
+#define ML_KIND_PIN 4
+
+/* Why there is no better figure. ML_REASON_NONE: there is one. */
+#define ML_REASON_NONE 0
+#define ML_REASON_NO_PROBE 1
+#define ML_REASON_PROBE_FAILED 2
+#define ML_REASON_NOT_SUPPORTED 3
+#define ML_REASON_NO_PERMISSION 4
+#define ML_REASON_GPU_LOST 5
+#define ML_REASON_IMPLAUSIBLE 6
+#define ML_REASON_SUSPENDED 7
+#define ML_REASON_STALE 8
+#define ML_REASON_IDLE 9
+#define ML_REASON_FROZEN 10
+#define ML_REASON_PRIVATE 11
+
+#define ML_SCOPE_NONE 0    /* no reading */
+#define ML_SCOPE_DEVICE 1  /* the reading is about the whole device */
+#define ML_SCOPE_PROCESS 2 /* the reading is one process's view of it */
+
+#define ML_READING_USED_INCLUDES_RESERVED 1
+#define ML_READING_UNIFIED 2
+#define ML_READING_SUSPECT 4
+
+typedef struct ml_ledger ml_ledger;
+typedef struct ml_device ml_device;
+typedef struct ml_account ml_account;
+typedef struct ml_claim ml_claim;
+typedef struct ml_image ml_image;
+
+/* ---- joining --------------------------------------------------------------------------------------------- */
+
+typedef struct ml_join_options {
+    const char *path;    /* NULL: MEMLEDGER_PATH, else the per-user default */
+    const char *label;   /* shown to people; cut at ML_LABEL_BYTES - 1 */
+    const char *program; /* likewise */
+    const char *version; /* of the binding; likewise, cut at 31 */
+    int role;            /* ML_ROLE_* */
+    unsigned slots;      /* when this call creates the segment: its capacity; 0: ML_SLOTS_MAX */
+} ml_join_options;
+
+typedef struct ml_ledger_info {
+    int mode;                    /* ML_MODE_* */
+    int degraded_status;         /* ML_ERR_* or ML_FULL; ML_OK when shared */
+    int system_code;             /* errno of the failing call, 0 if none */
+    const char *system_call;     /* its name, or the rule that refused; "" if none */
+    unsigned slot;               /* index; ML_SLOTS_MAX when none */
+    uint64_t generation;
+    char path[ML_PATH_BYTES];
+    unsigned layout_major, layout_minor; /* of the segment in use; of the foreign one for ML_ERR_LAYOUT */
+    uint64_t rejoin_count;       /* how often this handle moved to another slot or segment */
+    uint64_t period_ns;          /* of housekeeping now */
+    uint64_t file_device, file_id; /* identity of the segment's file; 0 when private */
+} ml_ledger_info;
+
+/* Joins. Never fails on account of the segment: then the handle is private and says why (ml_ledger_get_info).
+ * ML_ERR_ARGUMENT, ML_ERR_MEMORY otherwise. A second join of the same path in one process gives a second member;
+ * bindings share one. */
+int ml_ledger_join(const ml_join_options *options, ml_ledger **out);
+/* Publishes zeros, gives the slot back. Hot calls on its devices answer ML_ERR_CLOSED from then on. */
+int ml_ledger_leave(ml_ledger *ledger);
+void ml_ledger_get_info(ml_ledger *ledger, ml_ledger_info *out);
+/* Resolves an ML_SLOW_* answer. May block for a few milliseconds. ML_OK: call again. */
+int ml_ledger_recover(ml_ledger *ledger, int slow_status);
+/* How often this process had to join anew: a binding compares it to learn that it runs in a forked child. HOT */
+uint64_t ml_ledger_fork_count(const ml_ledger *ledger);
+
+/* ---- devices --------------------------------------------------------------------------------------------- */
+
+typedef struct ml_pool_spec {
+    const char *key;                        /* stable and global: "GPU-...", "ram:<boot id>", "sim:card"; < ML_KEY_BYTES */
+    const char *aliases[ML_ALIASES_MAX];    /* other names of the same thing; unused ones NULL */
+    int kind;                               /* ML_KIND_* */
+    uint64_t largest_bytes;                 /* largest conceivable total: fixes the unit when the entry is made; 0: below 4 TiB */
+} ml_pool_spec;
+
+/* Opens a chain of pools, the device's own first, outermost last; at most ML_LEVELS_MAX, none twice. Opening the
+ * same first key again gives the same device. Pools that cannot be had in the shared table open privately. */
+int ml_device_open(ml_ledger *ledger, const ml_pool_spec *levels, unsigned level_count, ml_device **out);
+unsigned ml_device_level_count(const ml_device *device);
+/* Index of a level's pool in this handle, 0..; what readings and ml_tick speak of. */
+unsigned ml_device_pool(const ml_device *device, unsigned level);
+/* The device's own account, and further named ones; all are summed into one record. */
+ml_account *ml_device_account(ml_device *device);
+int ml_account_open(ml_device *device, const char *name, ml_account **out);
+
+typedef struct ml_amounts {
+    uint64_t held, releasable, pinned;
+} ml_amounts;
+
+/* Replaces the account's three figures at every level, in one visible step per level. HOT */
+int ml_account_publish(ml_account *account, const ml_amounts *amounts);
+/* The same by signed difference, saturating nowhere: a result below 0 is ML_ERR_FIGURE and changes nothing. HOT */
+int ml_account_add(ml_account *account, int64_t held, int64_t releasable, int64_t pinned);
+void ml_account_get(const ml_account *account, ml_amounts *out);
+/* Leave n bytes of this pool alone; the largest of all members counts. */
+int ml_device_set_headroom(ml_device *device, uint64_t bytes);
+/* Total to assume where there is no reading (the smallest of all members counts), and for pin pools the ceiling.
+ * UINT64_MAX: none. */
+int ml_device_set_limit(ml_device *device, uint64_t bytes);
+
+/* ---- figures --------------------------------------------------------------------------------------------- */
+
+#define ML_FIGURES_KNOWN 1      /* free, available, budget, total are numbers */
+#define ML_FIGURES_COMPLETE 2   /* shared, device-wide reading, no other layout in use */
+#define ML_FIGURES_LEDGER 4     /* total is configured, no reading */
+#define ML_FIGURES_FROZEN 8
+
+typedef struct ml_figures {
+    uint64_t free, available, budget, total;
+    uint64_t overcommit, unaccounted, reserved, headroom;
+    uint64_t held, releasable, pinned, claimed;      /* of all members */
+    uint64_t own_held, own_claimed, claimed_by_others;
+    uint64_t source;    /* up to 8 ASCII characters, little-endian; 0: none */
+    uint32_t flags;     /* ML_FIGURES_* */
+    uint32_t reason;    /* ML_REASON_* */
+    uint32_t scope;     /* ML_SCOPE_* */
+    uint32_t level;     /* the level that binds (smallest free) */
+} ml_figures;
+
+/* May be taken by this process now. ML_NOT_READY: unknown. HOT */
+int ml_device_free(ml_device *device, uint64_t *bytes);
+/* Everything, in one scan of the records. HOT */
+int ml_device_figures(ml_device *device, ml_figures *out);
+
+/* ---- claims ---------------------------------------------------------------------------------------------- */
+
+struct ml_claim {
+    ml_account *account;       /* NULL: ended */
+    ml_claim *next, **link;    /* the ledger's list, for expiry */
+    uint64_t size_bytes;       /* what was asked; resize changes it */
+    uint64_t open_bytes;       /* of those not yet landed */
+    uint64_t deadline_ns;      /* os_now_ns; 0: none */
+    uint32_t checked;          /* 0: granted without a check, since there was nothing to check against */
+    uint32_t expired;
+    uint64_t fork_count;       /* claims do not survive a fork */
+};
+
+/* Grant or refuse at once. `replacing` bytes of the own held go first, so only the rest is claimed now. The caller
+ * owns the memory of *claim, which must stay where it is until the claim has ended. ttl_ns 0: none.
+ * `wait_ns`: with ML_CLAIM_WAIT, stand in line with a ticket. HOT without flags. */
+int ml_claim_try(ml_account *account, uint64_t bytes, uint64_t replacing, uint64_t ttl_ns, ml_claim *claim);
+/* The same with sweeps of the dead before a refusal, and waiting for at most `timeout_ns` (of those at most 0.5 s
+ * with a ticket). Blocks. *free_bytes: what would have fitted, when refused. */
+int ml_claim_wait(ml_account *account, uint64_t bytes, uint64_t replacing, uint64_t ttl_ns, uint64_t timeout_ns,
+                  ml_claim *claim, uint64_t *free_bytes);
+/* Absolute publish that the claim pays for: by as much as held grows, the claim shrinks, and the reverse. HOT */
+int ml_claim_publish(ml_claim *claim, const ml_amounts *amounts);
+/* The same, and the rest of the claim is dropped. HOT */
+int ml_claim_settle(ml_claim *claim, const ml_amounts *amounts);
+/* Drops what has not landed. Ended or foreign claims: no change, ML_OK. HOT */
+int ml_claim_cancel(ml_claim *claim);
+/* Change the size; growth is decided like a claim of the difference. HOT */
+int ml_claim_resize(ml_claim *claim, uint64_t bytes);
+int ml_claim_renew(ml_claim *claim, uint64_t ttl_ns);
+
+/* ---- readings -------------------------------------------------------------------------------------------- */
+
+typedef struct ml_reading {
+    uint64_t total, free, reserved;
+    uint64_t immediate;   /* of free, what needs no reclaim; UINT64_MAX unknown */
+    uint64_t soft_limit;  /* cgroup memory.high; UINT64_MAX none */
+    uint64_t source;      /* see ml_figures.source */
+    uint32_t scope;       /* ML_SCOPE_* */
+    uint32_t reason;      /* ML_REASON_*: why total and free are absent */
+    uint32_t flags;       /* ML_READING_* */
+    uint32_t reader;      /* out only: slot of the member that took it */
+    uint64_t age_ns;      /* out only, by this process's clock since it saw the reading, or since it was taken */
+    uint64_t unaccounted; /* out only */
+    uint64_t sequence;    /* out only; 0: there was never one */
+} ml_reading;
+
+typedef struct ml_reading_op {
+    unsigned pool;
+    uint64_t newest;                    /* as loaded before the source call */
+    uint64_t begin_ns;
+    uint64_t held_before[ML_SLOTS_MAX];
+    uint64_t dead[ML_SLOTS_MAX / 64];   /* members proven dead: not part of S */
+    void *view;
+} ml_reading_op;
+
+/* begin, ask the source, end. `dead` may be NULL. end answers ML_BUSY when a later reading was published meanwhile,
+ * ML_NOT_READY when the source took longer than one period. */
+int ml_reading_begin(ml_ledger *ledger, unsigned pool, const uint64_t *dead, ml_reading_op *op);
+int ml_reading_end(ml_ledger *ledger, const ml_reading_op *op, const ml_reading *reading);
+int ml_reading_get(ml_ledger *ledger, unsigned pool, ml_reading *out);
+
+/* Another layout's segment has (or has no longer) live members: figures are then not complete. */
+void ml_ledger_set_foreign_layout(ml_ledger *ledger, bool present);
+
+/* ---- housekeeping ---------------------------------------------------------------------------------------- */
+
+/* Sleep until woken or for `timeout_ns`. */
+void ml_ledger_wait(ml_ledger *ledger, uint64_t timeout_ns);
+void ml_ledger_wake(ml_ledger *ledger);
+
+typedef struct ml_tick {
+    uint64_t due_pools;        /* bit per pool of this handle: take a reading now */
+    uint64_t next_ns;          /* when to tick again, from now */
+    uint32_t changed;          /* the handle moved to another segment, slot or mode */
+} ml_tick;
+/* One round: expiry, segment re-check and re-join when due, which readings are due from this member. */
+int ml_ledger_tick(ml_ledger *ledger, ml_tick *out);
+/* This member can (or cannot) read that pool's source. One that cannot never becomes the refresher. */
+void ml_ledger_set_reader(ml_ledger *ledger, unsigned pool, bool can_read);
+
+typedef struct ml_sweep {
+    uint64_t dead[ML_SLOTS_MAX / 64];  /* proven, and their locks held shared until commit */
+    uint64_t want_reading;             /* bit per pool of this handle in which a dead member holds bytes */
+    unsigned count;
+    void *state;
+} ml_sweep;
+/* Find the dead. count 0: nobody, and nothing to commit. */
+int ml_sweep_begin(ml_ledger *ledger, ml_sweep *out);
+/* Clear them, where no reading without them was published since begin after moving their bytes to unaccounted.
+ * *freed_bytes: held and claims given back. Always ends the sweep. */
+int ml_sweep_commit(ml_ledger *ledger, ml_sweep *sweep, uint64_t *freed_bytes);
+
+/* ---- looking --------------------------------------------------------------------------------------------- */
+
+#define ML_MEMBER_JOINING 1
+#define ML_MEMBER_LIVE 2
+#define ML_MEMBER_DEAD 3       /* proven; waits for the sweep */
+#define ML_MEMBER_UNVERIFIED 4 /* could not look: counts as live */
+
+typedef struct ml_member {
+    unsigned slot;
+    int state; /* ML_MEMBER_* */
+    int role;
+    uint64_t generation, pid, pid_namespace, start_ticks, token;
+    uint64_t parent_pid;
+    uint64_t joined_ns; /* os_boottime_ns of the member when it joined */
+    char label[ML_LABEL_BYTES], program[ML_LABEL_BYTES], version[32];
+} ml_member;
+
+typedef struct ml_row {
+    unsigned slot;
+    uint64_t generation;
+    uint64_t held, releasable, pinned, claims, pending;
+    uint64_t headroom, limit; /* limit UINT64_MAX: none */
+} ml_row;
+
+typedef struct ml_snapshot {
+    ml_figures figures;       /* as a non-member sees them: own figures 0 */
+    ml_reading reading;
+    char key[ML_KEY_BYTES];
+    char aliases[ML_ALIASES_MAX][ML_KEY_BYTES];
+    int kind;
+    unsigned shift;
+    uint64_t generation;
+    bool coherent;
+    unsigned row_count;
+    ml_row rows[ML_SLOTS_MAX];
+} ml_snapshot;
+
+/* A consistent cut of one pool. Bounded tries; then coherent = false. */
+int ml_pool_snapshot(ml_ledger *ledger, unsigned pool, ml_snapshot *out);
+/* Fills at most `capacity` members; the count is returned. Probes their liveness. */
+unsigned ml_ledger_members(ml_ledger *ledger, ml_member *out, unsigned capacity);
+
+/* A copy of a segment, taken by reading the file; joins nothing, maps nothing, changes nothing. `path` as in join.
+ * ML_ERR_ABSENT, ML_ERR_FOREIGN, ML_ERR_LAYOUT, ML_ERR_SYSTEM with *info filled. */
+int ml_image_open(const char *path, ml_image **out, ml_ledger_info *info);
+void ml_image_close(ml_image *image);
+/* Indices of the pools in use, as bits. */
+uint64_t ml_image_pools(ml_image *image);
+int ml_image_snapshot(ml_image *image, unsigned pool, ml_snapshot *out);
+unsigned ml_image_members(ml_image *image, ml_member *out, unsigned capacity);
+
+/* ---- check ----------------------------------------------------------------------------------------------- */
+
+typedef struct ml_finding {
+    unsigned invariant; /* number in docs/design.md */
+    unsigned pool, slot; /* ML_POOLS_MAX / ML_SLOTS_MAX: not about one */
+    uint64_t expected, actual;
+    char text[96];
+} ml_finding;
+/* Walks a segment (quiescent: nobody inside a call) and reports each broken invariant; returns how many, fills at
+ * most `capacity`. */
+unsigned ml_image_check(ml_image *image, ml_finding *out, unsigned capacity);
+unsigned ml_ledger_check(ml_ledger *ledger, ml_finding *out, unsigned capacity);
+
+#endif

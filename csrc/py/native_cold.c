@@ -1,0 +1,707 @@
+/* Methods that may enter the kernel or wait: they give the GIL up round it. Also what hot methods fall back to. */
+#include "py/native.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const reason_names[] = {NULL,          "no_probe",    "probe_failed", "not_supported",
+                                           "no_permission", "gpu_lost",  "implausible",  "suspended",
+                                           "stale",       "idle",        "frozen",       "private"};
+static const char *const scope_names[] = {"none", "device", "process"};
+#define COUNT_OF(array) (sizeof(array) / sizeof *(array))
+
+static PyObject *text_or_none(const char *text) {
+    if (!text || !*text) Py_RETURN_NONE;
+    return PyUnicode_FromString(text);
+}
+
+static PyObject *source_name(uint64_t source) {
+    char text[9] = {0};
+    memcpy(text, &source, 8);
+    for (char *c = text; *c; c++)
+        if (*c < 0x20 || *c > 0x7e) *c = '?'; /* from the segment: nothing but printable ASCII leaves here */
+    return text_or_none(text);
+}
+
+static PyObject *reason_name(uint32_t reason) {
+    return text_or_none(reason < COUNT_OF(reason_names) ? reason_names[reason] : "unknown");
+}
+
+static PyObject *scope_name(uint32_t scope) {
+    return PyUnicode_FromString(scope < COUNT_OF(scope_names) ? scope_names[scope] : "none");
+}
+
+/* UINT64_MAX stands for "not known". */
+static PyObject *bytes_or_none(uint64_t value) {
+    if (value == UINT64_MAX) Py_RETURN_NONE;
+    return PyLong_FromUnsignedLongLong(value);
+}
+
+/* ---- exceptions ----------------------------------------------------------------------------------------------------- */
+
+PyObject *native_raise_named(const char *name, PyObject *argument) {
+    PyObject *errors = PyImport_ImportModule("memledger.errors");
+    PyObject *type = errors ? PyObject_GetAttrString(errors, name) : NULL;
+    PyObject *error = !type ? NULL
+                      : argument ? PyObject_CallFunctionObjArgs(type, argument, NULL)
+                                 : PyObject_CallFunctionObjArgs(type, NULL);
+    if (error) PyErr_SetObject(type, error);
+    Py_XDECREF(error);
+    Py_XDECREF(type);
+    Py_XDECREF(errors);
+    Py_XDECREF(argument);
+    return NULL;
+}
+
+static PyObject *raise_figure(PyObject *message) {
+    return message ? native_raise_named("InvalidFigure", message) : NULL;
+}
+
+PyObject *native_raise(int status, const char *what) {
+    switch (status) {
+        case ML_ERR_CLOSED: return native_raise_named("LedgerClosed", NULL);
+        case ML_ERR_FIGURE:
+            return raise_figure(PyUnicode_FromFormat(
+                "%s(): the sum of this process's figures must stay within 0 and 2^63-1 bytes, and releasable within held",
+                what));
+        case ML_ERR_MEMORY: return PyErr_NoMemory();
+        default:
+            return native_raise_named("LedgerError",
+                               PyUnicode_FromFormat("%s() ended with status %d, which it never should", what, status));
+    }
+}
+
+PyObject *native_releasable_above_held(const ml_amounts *amounts) {
+    return raise_figure(PyUnicode_FromFormat("releasable is a part of held, so it cannot exceed it: expected at most %llu, got %llu",
+                                             (unsigned long long)amounts->held,
+                                             (unsigned long long)amounts->releasable));
+}
+
+PyObject *native_bad_argument(const char *method, PyObject *name) {
+    return PyErr_Format(PyExc_TypeError, "%s() got '%U' twice or does not take it", method, name);
+}
+
+/* An int, or something that converts without loss (numpy's ints); no bool, no float. New reference or NULL. */
+static PyObject *as_index(PyObject *object, const char *name) {
+    if (PyBool_Check(object) || !PyIndex_Check(object)) {
+        PyObject *type = PyObject_GetAttrString((PyObject *)Py_TYPE(object), "__name__");
+        if (type) PyErr_Format(PyExc_TypeError, "%s: expected bytes as an int, got %U", name, type);
+        Py_XDECREF(type);
+        return NULL;
+    }
+    return PyNumber_Index(object);
+}
+
+bool native_bytes_slow(PyObject *object, const char *name, uint64_t *out) {
+    PyObject *index = as_index(object, name);
+    if (!index) return false;
+    long long value = PyLong_AsLongLong(index);
+    if (value < 0) {
+        PyErr_Clear();
+        raise_figure(PyUnicode_FromFormat("%s: expected 0 to 2^63-1 bytes, got %R", name, index));
+        Py_DECREF(index);
+        return false;
+    }
+    Py_DECREF(index);
+    *out = (uint64_t)value;
+    return true;
+}
+
+bool native_difference_slow(PyObject *object, const char *name, int64_t *out) {
+    PyObject *index = as_index(object, name);
+    if (!index) return false;
+    long long value = PyLong_AsLongLong(index);
+    if (value == -1 && PyErr_Occurred()) {
+        PyErr_Clear();
+        raise_figure(PyUnicode_FromFormat("%s: expected a difference of -2^63 to 2^63-1 bytes, got %R", name, index));
+        Py_DECREF(index);
+        return false;
+    }
+    Py_DECREF(index);
+    *out = value;
+    return true;
+}
+
+static bool seconds_to_ns(PyObject *object, const char *name, uint64_t *out) {
+    double seconds = PyFloat_AsDouble(object);
+    if (seconds == -1.0 && PyErr_Occurred()) return false;
+    if (!(seconds >= 0)) {
+        PyErr_Format(PyExc_ValueError, "%s: expected seconds >= 0, got %R", name, object);
+        return false;
+    }
+    *out = seconds > 1e9 ? UINT64_C(1000000000000000000) : (uint64_t)(seconds * 1e9);
+    return true;
+}
+
+/* ---- recovery --------------------------------------------------------------------------------------------------------- */
+
+bool native_note_fork(LedgerObject *ledger) {
+    uint64_t forks = ml_ledger_fork_count(ledger->core);
+    if (forks == ledger->fork_count) return true;
+    ledger->fork_count = forks;
+    PyObject *done = PyObject_CallMethod((PyObject *)ledger, "_after_fork", NULL);
+    Py_XDECREF(done);
+    return done != NULL;
+}
+
+bool native_recover(LedgerObject *ledger, int status) {
+    int result;
+    Py_BEGIN_ALLOW_THREADS;
+    result = ml_ledger_recover(ledger->core, status);
+    Py_END_ALLOW_THREADS;
+    if (!native_note_fork(ledger)) return false;
+    if (result == ML_OK) return true;
+    native_raise(result, "recover");
+    return false;
+}
+
+/* ---- figures ------------------------------------------------------------------------------------------------------------ */
+
+PyObject *native_figures_object(module_state *state, const ml_figures *f, int status) {
+    bool known = status == ML_OK;
+    PyObject *tuple = PyStructSequence_New(state->figures_type);
+    if (!tuple) return NULL;
+    const uint64_t asked[4] = {f->free, f->available, f->budget, f->total};
+    const uint64_t plain[8] = {f->held, f->releasable, f->pinned, f->claimed,
+                               f->own_held, f->own_claimed, f->claimed_by_others, f->headroom};
+    const uint64_t derived[3] = {f->unaccounted, f->overcommit, f->reserved};
+    Py_ssize_t at = 0;
+    for (int i = 0; i < 4; i++) PyStructSequence_SetItem(tuple, at++, bytes_or_none(known ? asked[i] : UINT64_MAX));
+    for (int i = 0; i < 8; i++) PyStructSequence_SetItem(tuple, at++, PyLong_FromUnsignedLongLong(plain[i]));
+    for (int i = 0; i < 3; i++) PyStructSequence_SetItem(tuple, at++, bytes_or_none(known ? derived[i] : UINT64_MAX));
+    PyStructSequence_SetItem(tuple, at++, PyBool_FromLong(f->flags & ML_FIGURES_COMPLETE));
+    PyStructSequence_SetItem(tuple, at++, source_name(f->source));
+    PyStructSequence_SetItem(tuple, at++, scope_name(f->scope));
+    PyStructSequence_SetItem(tuple, at++, reason_name(f->reason));
+    PyStructSequence_SetItem(tuple, at++, PyLong_FromUnsignedLong(f->level));
+    if (PyErr_Occurred()) {
+        Py_DECREF(tuple);
+        return NULL;
+    }
+    return tuple;
+}
+
+static PyObject *reading_dict(const ml_reading *r) {
+    bool known = r->sequence && (r->reason == ML_REASON_NONE || r->reason == ML_REASON_FROZEN);
+    return Py_BuildValue("{s:N,s:N,s:N,s:N,s:N,s:N,s:N,s:N,s:I,s:N,s:d,s:N,s:K}", "total",
+                         bytes_or_none(known ? r->total : UINT64_MAX), "free",
+                         bytes_or_none(known ? r->free : UINT64_MAX), "reserved", bytes_or_none(known ? r->reserved : 0),
+                         "immediate", bytes_or_none(known ? r->immediate : UINT64_MAX), "soft_limit",
+                         bytes_or_none(known ? r->soft_limit : UINT64_MAX), "source", source_name(r->source), "scope",
+                         scope_name(known ? r->scope : ML_SCOPE_NONE), "reason", reason_name(r->reason), "flags", r->flags,
+                         "reader", r->sequence ? PyLong_FromUnsignedLong(r->reader) : Py_NewRef(Py_None), "age_s",
+                         (double)r->age_ns / 1e9, "unaccounted", bytes_or_none(known ? r->unaccounted : UINT64_MAX),
+                         "sequence", (unsigned long long)r->sequence);
+}
+
+static PyObject *snapshot_dict(module_state *state, const ml_snapshot *s) {
+    PyObject *rows = PyList_New(0), *aliases = PyList_New(0);
+    for (unsigned i = 0; rows && i < s->row_count; i++) {
+        const ml_row *r = &s->rows[i];
+        PyObject *row = Py_BuildValue("{s:I,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:N}", "slot", r->slot, "generation",
+                                      (unsigned long long)r->generation, "held", (unsigned long long)r->held,
+                                      "releasable", (unsigned long long)r->releasable, "pinned",
+                                      (unsigned long long)r->pinned, "claimed", (unsigned long long)r->claims, "pending",
+                                      (unsigned long long)r->pending, "headroom", (unsigned long long)r->headroom,
+                                      "limit", bytes_or_none(r->limit));
+        if (!row || PyList_Append(rows, row) != 0) {
+            Py_XDECREF(row);
+            Py_CLEAR(rows);
+            break;
+        }
+        Py_DECREF(row);
+    }
+    for (unsigned a = 0; aliases && a < ML_ALIASES_MAX; a++) {
+        if (!s->aliases[a][0]) continue;
+        PyObject *alias = PyUnicode_FromString(s->aliases[a]);
+        if (!alias || PyList_Append(aliases, alias) != 0) Py_CLEAR(aliases);
+        Py_XDECREF(alias);
+    }
+    if (!rows || !aliases) {
+        Py_XDECREF(rows);
+        Py_XDECREF(aliases);
+        return NULL;
+    }
+    return Py_BuildValue("{s:s,s:N,s:i,s:I,s:K,s:N,s:N,s:N,s:N}", "key", s->key, "aliases", aliases, "kind", s->kind,
+                         "shift", s->shift, "generation", (unsigned long long)s->generation, "coherent",
+                         PyBool_FromLong(s->coherent), "figures",
+                         native_figures_object(state, &s->figures, s->figures.flags & ML_FIGURES_KNOWN ? ML_OK : ML_NOT_READY),
+                         "reading", reading_dict(&s->reading), "rows", rows);
+}
+
+static PyObject *members_list(const ml_member *members, unsigned count) {
+    static const char *const states[] = {"free", "joining", "live", "dead", "unverified"};
+    static const char *const roles[] = {"other", "host", "worker"};
+    PyObject *list = PyList_New(0);
+    for (unsigned i = 0; list && i < count; i++) {
+        const ml_member *m = &members[i];
+        PyObject *member = Py_BuildValue(
+            "{s:I,s:s,s:s,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:s,s:s,s:s}", "slot", m->slot, "state", states[m->state], "role",
+            roles[m->role], "generation", (unsigned long long)m->generation, "pid", (unsigned long long)m->pid,
+            "parent_pid", (unsigned long long)m->parent_pid, "pid_namespace", (unsigned long long)m->pid_namespace,
+            "start_ticks", (unsigned long long)m->start_ticks, "token", (unsigned long long)m->token, "joined_ns",
+            (unsigned long long)m->joined_ns, "label", m->label, "program", m->program, "version", m->version);
+        if (!member || PyList_Append(list, member) != 0) Py_CLEAR(list);
+        Py_XDECREF(member);
+    }
+    return list;
+}
+
+static PyObject *findings_list(const ml_finding *findings, unsigned count, unsigned capacity) {
+    PyObject *list = PyList_New(0);
+    for (unsigned i = 0; list && i < count && i < capacity; i++) {
+        const ml_finding *f = &findings[i];
+        PyObject *item = Py_BuildValue("{s:I,s:I,s:I,s:K,s:K,s:s}", "invariant", f->invariant, "pool", f->pool, "slot",
+                                       f->slot, "expected", (unsigned long long)f->expected, "actual",
+                                       (unsigned long long)f->actual, "text", f->text);
+        if (!item || PyList_Append(list, item) != 0) Py_CLEAR(list);
+        Py_XDECREF(item);
+    }
+    return list;
+}
+
+static PyObject *info_dict(const ml_ledger_info *i) {
+    return Py_BuildValue("{s:i,s:i,s:i,s:s,s:I,s:K,s:N,s:(II),s:K,s:K,s:K,s:K}", "mode", i->mode, "status",
+                         i->degraded_status, "system_code", i->system_code, "system_call", i->system_call, "slot",
+                         i->slot, "generation", (unsigned long long)i->generation, "path",
+                         PyUnicode_DecodeFSDefault(i->path), "layout", i->layout_major, i->layout_minor, "rejoin_count",
+                         (unsigned long long)i->rejoin_count, "period_ns", (unsigned long long)i->period_ns,
+                         "file_device", (unsigned long long)i->file_device, "file_id", (unsigned long long)i->file_id);
+}
+
+/* ---- Ledger --------------------------------------------------------------------------------------------------------------- */
+
+PyObject *native_ledger_info(PyObject *self, PyObject *unused) {
+    ml_ledger_info info;
+    (void)unused;
+    Py_BEGIN_ALLOW_THREADS;
+    ml_ledger_get_info(((LedgerObject *)self)->core, &info);
+    Py_END_ALLOW_THREADS;
+    return info_dict(&info);
+}
+
+PyObject *native_ledger_leave(PyObject *self, PyObject *unused) {
+    (void)unused;
+    Py_BEGIN_ALLOW_THREADS;
+    (void)ml_ledger_leave(((LedgerObject *)self)->core);
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}
+
+PyObject *native_ledger_wait(PyObject *self, PyObject *timeout) {
+    uint64_t ns;
+    if (!seconds_to_ns(timeout, "timeout", &ns)) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    ml_ledger_wait(((LedgerObject *)self)->core, ns);
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}
+
+PyObject *native_ledger_wake(PyObject *self, PyObject *unused) {
+    (void)unused;
+    Py_BEGIN_ALLOW_THREADS;
+    ml_ledger_wake(((LedgerObject *)self)->core);
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}
+
+PyObject *native_ledger_tick(PyObject *self, PyObject *unused) {
+    ml_tick tick;
+    int status;
+    (void)unused;
+    Py_BEGIN_ALLOW_THREADS;
+    status = ml_ledger_tick(((LedgerObject *)self)->core, &tick);
+    Py_END_ALLOW_THREADS;
+    if (status != ML_OK) return native_raise(status, "tick");
+    return Py_BuildValue("(KdN)", (unsigned long long)tick.due_pools, (double)tick.next_ns / 1e9,
+                         PyBool_FromLong((long)tick.changed));
+}
+
+PyObject *native_ledger_set_reader(PyObject *self, PyObject *args) {
+    unsigned pool;
+    int can_read;
+    if (!PyArg_ParseTuple(args, "Ip", &pool, &can_read)) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    ml_ledger_set_reader(((LedgerObject *)self)->core, pool, can_read != 0);
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}
+
+PyObject *native_ledger_set_foreign_layout(PyObject *self, PyObject *present) {
+    int truth = PyObject_IsTrue(present);
+    if (truth < 0) return NULL;
+    ml_ledger_set_foreign_layout(((LedgerObject *)self)->core, truth != 0);
+    Py_RETURN_NONE;
+}
+
+PyObject *native_ledger_reading(PyObject *self, PyObject *pool_object) {
+    ml_reading reading;
+    unsigned long pool = PyLong_AsUnsignedLong(pool_object);
+    if (pool == (unsigned long)-1 && PyErr_Occurred()) return NULL;
+    memset(&reading, 0, sizeof reading);
+    Py_BEGIN_ALLOW_THREADS;
+    (void)ml_reading_get(((LedgerObject *)self)->core, (unsigned)pool, &reading);
+    Py_END_ALLOW_THREADS;
+    return reading_dict(&reading);
+}
+
+/* The begun reading as opaque bytes; it holds no resources, so it may be dropped. */
+PyObject *native_ledger_reading_begin(PyObject *self, PyObject *args) {
+    unsigned pool;
+    const char *dead = NULL;
+    Py_ssize_t length = 0;
+    ml_reading_op op;
+    int status;
+    if (!PyArg_ParseTuple(args, "I|z#", &pool, &dead, &length)) return NULL;
+    uint64_t bits[ML_SLOTS_MAX / 64] = {0};
+    if (dead && length == (Py_ssize_t)sizeof bits) memcpy(bits, dead, sizeof bits);
+    Py_BEGIN_ALLOW_THREADS;
+    status = ml_reading_begin(((LedgerObject *)self)->core, pool, bits, &op);
+    Py_END_ALLOW_THREADS;
+    if (status != ML_OK) return native_raise(status, "reading_begin");
+    return PyBytes_FromStringAndSize((const char *)&op, sizeof op);
+}
+
+static bool optional_bytes(PyObject *object, const char *name, uint64_t absent, uint64_t *out) {
+    if (object == Py_None) return *out = absent, true;
+    return native_bytes(object, name, out);
+}
+
+static int index_of(const char *const *names, size_t count, const char *name, int otherwise) {
+    if (!name) return 0;
+    for (size_t i = 0; i < count; i++)
+        if (names[i] && strcmp(names[i], name) == 0) return (int)i;
+    return otherwise;
+}
+
+/* (op, source, total, free, reserved, immediate, soft_limit, scope, reason, flags) -> status */
+PyObject *native_ledger_reading_end(PyObject *self, PyObject *args) {
+    const char *op_bytes, *source, *scope, *reason;
+    Py_ssize_t op_length;
+    PyObject *total, *free_object, *reserved, *immediate, *soft_limit;
+    unsigned flags;
+    ml_reading r;
+    ml_reading_op op;
+    memset(&r, 0, sizeof r);
+    if (!PyArg_ParseTuple(args, "y#sOOOOOszI", &op_bytes, &op_length, &source, &total, &free_object, &reserved,
+                          &immediate, &soft_limit, &scope, &reason, &flags))
+        return NULL;
+    if (op_length != (Py_ssize_t)sizeof op) {
+        PyErr_SetString(PyExc_ValueError, "reading_end() needs what reading_begin() returned");
+        return NULL;
+    }
+    memcpy(&op, op_bytes, sizeof op);
+    if (!optional_bytes(total, "total", 0, &r.total) || !optional_bytes(free_object, "free", 0, &r.free) ||
+        !optional_bytes(reserved, "reserved", 0, &r.reserved) ||
+        !optional_bytes(immediate, "immediate", UINT64_MAX, &r.immediate) ||
+        !optional_bytes(soft_limit, "soft_limit", UINT64_MAX, &r.soft_limit))
+        return NULL;
+    memcpy(&r.source, source, strlen(source) < 8 ? strlen(source) : 8);
+    r.scope = (uint32_t)index_of(scope_names, COUNT_OF(scope_names), scope, ML_SCOPE_NONE);
+    r.reason = (uint32_t)index_of(reason_names, COUNT_OF(reason_names), reason, ML_REASON_PROBE_FAILED);
+    r.flags = flags;
+    int status;
+    Py_BEGIN_ALLOW_THREADS;
+    status = ml_reading_end(((LedgerObject *)self)->core, &op, &r);
+    Py_END_ALLOW_THREADS;
+    return PyLong_FromLong(status);
+}
+
+typedef struct sweep_holder {
+    ml_ledger *ledger;
+    ml_sweep sweep;
+} sweep_holder;
+
+#define SWEEP_NAME "memledger._native.sweep"
+
+/* A sweep that was never committed (the source raised): commit it, so that its locks and descriptor go. */
+static void sweep_capsule_free(PyObject *capsule) {
+    sweep_holder *holder = PyCapsule_GetPointer(capsule, SWEEP_NAME);
+    uint64_t freed;
+    if (!holder) return;
+    (void)ml_sweep_commit(holder->ledger, &holder->sweep, &freed);
+    free(holder);
+}
+
+/* None: nobody is dead. Else (capsule, dead bitmap, pools that want a reading, count). */
+PyObject *native_ledger_sweep_begin(PyObject *self, PyObject *unused) {
+    int status;
+    (void)unused;
+    sweep_holder *holder = calloc(1, sizeof *holder);
+    if (!holder) return PyErr_NoMemory();
+    holder->ledger = ((LedgerObject *)self)->core;
+    Py_BEGIN_ALLOW_THREADS;
+    status = ml_sweep_begin(holder->ledger, &holder->sweep);
+    Py_END_ALLOW_THREADS;
+    if (status != ML_OK || holder->sweep.count == 0) {
+        free(holder);
+        Py_RETURN_NONE;
+    }
+    PyObject *capsule = PyCapsule_New(holder, SWEEP_NAME, sweep_capsule_free);
+    if (!capsule) {
+        uint64_t freed;
+        (void)ml_sweep_commit(holder->ledger, &holder->sweep, &freed);
+        free(holder);
+        return NULL;
+    }
+    return Py_BuildValue("(Ny#KI)", capsule, (const char *)holder->sweep.dead, (Py_ssize_t)sizeof holder->sweep.dead,
+                         (unsigned long long)holder->sweep.want_reading, holder->sweep.count);
+}
+
+PyObject *native_ledger_sweep_commit(PyObject *self, PyObject *capsule) {
+    uint64_t freed = 0;
+    (void)self;
+    sweep_holder *holder = PyCapsule_GetPointer(capsule, SWEEP_NAME);
+    if (!holder) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    (void)ml_sweep_commit(holder->ledger, &holder->sweep, &freed);
+    Py_END_ALLOW_THREADS;
+    return PyLong_FromUnsignedLongLong(freed);
+}
+
+PyObject *native_ledger_snapshot(PyObject *self, PyObject *pool_object) {
+    unsigned long pool = PyLong_AsUnsignedLong(pool_object);
+    int status;
+    if (pool == (unsigned long)-1 && PyErr_Occurred()) return NULL;
+    ml_snapshot *snapshot = malloc(sizeof *snapshot);
+    if (!snapshot) return PyErr_NoMemory();
+    Py_BEGIN_ALLOW_THREADS;
+    status = ml_pool_snapshot(((LedgerObject *)self)->core, (unsigned)pool, snapshot);
+    Py_END_ALLOW_THREADS;
+    PyObject *result =
+        status == ML_OK ? snapshot_dict(((LedgerObject *)self)->state, snapshot) : native_raise(status, "snapshot");
+    free(snapshot);
+    return result;
+}
+
+PyObject *native_ledger_members(PyObject *self, PyObject *unused) {
+    unsigned count;
+    (void)unused;
+    ml_member *members = malloc(ML_SLOTS_MAX * sizeof *members);
+    if (!members) return PyErr_NoMemory();
+    Py_BEGIN_ALLOW_THREADS;
+    count = ml_ledger_members(((LedgerObject *)self)->core, members, ML_SLOTS_MAX);
+    Py_END_ALLOW_THREADS;
+    PyObject *list = members_list(members, count);
+    free(members);
+    return list;
+}
+
+#define FINDINGS_MAX 256
+
+PyObject *native_ledger_check(PyObject *self, PyObject *unused) {
+    unsigned count;
+    (void)unused;
+    ml_finding *findings = malloc(FINDINGS_MAX * sizeof *findings);
+    if (!findings) return PyErr_NoMemory();
+    Py_BEGIN_ALLOW_THREADS;
+    count = ml_ledger_check(((LedgerObject *)self)->core, findings, FINDINGS_MAX);
+    Py_END_ALLOW_THREADS;
+    PyObject *list = findings_list(findings, count, FINDINGS_MAX);
+    free(findings);
+    return list;
+}
+
+/* ---- Device and Claim: what may block ------------------------------------------------------------------------------------------ */
+
+PyObject *native_claim_slow(PyObject *self, uint64_t bytes, uint64_t replacing, PyObject *ttl) {
+    return PyObject_CallMethod(self, "_claim_slow", "KKO", (unsigned long long)bytes, (unsigned long long)replacing,
+                               ttl ? ttl : Py_None);
+}
+
+/* _claim_run(nbytes, replacing, ttl_s, timeout_s) -> (status, Claim | None, free) */
+PyObject *native_account_claim_run(PyObject *self_object, PyObject *args) {
+    AccountObject *self = (AccountObject *)self_object;
+    PyObject *bytes_object, *replacing_object, *ttl, *timeout;
+    ml_claim_request request = {0};
+    if (!PyArg_ParseTuple(args, "OOOO", &bytes_object, &replacing_object, &ttl, &timeout)) return NULL;
+    if (!native_bytes(bytes_object, "nbytes", &request.bytes) ||
+        !native_bytes(replacing_object, "replacing", &request.replacing) ||
+        !seconds_to_ns(timeout, "timeout", &request.timeout_ns))
+        return NULL;
+    if (ttl != Py_None && !seconds_to_ns(ttl, "ttl", &request.ttl_ns)) return NULL;
+    if (ttl != Py_None && request.ttl_ns == 0) request.ttl_ns = 1; /* 0 s is over at once, not never */
+    ClaimObject *claim = native_claim_new(self);
+    if (!claim) return NULL;
+    uint64_t free_bytes = 0;
+    int status;
+    Py_BEGIN_ALLOW_THREADS;
+    status = ml_claim_wait_run(self->account, &request, &claim->claim, &free_bytes);
+    Py_END_ALLOW_THREADS;
+    if (status < 0) {
+        Py_DECREF(claim);
+        return native_raise(status, "claim");
+    }
+    if (status == ML_OK) return Py_BuildValue("(iNO)", status, (PyObject *)claim, Py_None);
+    Py_DECREF(claim);
+    return Py_BuildValue("(iOK)", status, Py_None, (unsigned long long)free_bytes);
+}
+
+static PyObject *device_set_param(PyObject *self_object, PyObject *value, const char *name,
+                                  int (*set)(ml_device *, uint64_t)) {
+    DeviceObject *self = (DeviceObject *)self_object;
+    uint64_t bytes = UINT64_MAX;
+    int status;
+    if (value != Py_None && !native_bytes(value, name, &bytes)) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    status = set(self->device, bytes);
+    Py_END_ALLOW_THREADS;
+    if (status != ML_OK) return native_raise(status, name);
+    Py_RETURN_NONE;
+}
+
+PyObject *native_device_set_headroom(PyObject *self, PyObject *value) {
+    return device_set_param(self, value, "headroom", ml_device_set_headroom);
+}
+PyObject *native_device_set_limit(PyObject *self, PyObject *value) {
+    return device_set_param(self, value, "limit", ml_device_set_limit);
+}
+
+PyObject *native_device_pools(PyObject *self_object, PyObject *unused) {
+    const ml_device *device = ((DeviceObject *)self_object)->device;
+    unsigned count = ml_device_level_count(device);
+    (void)unused;
+    PyObject *tuple = PyTuple_New(count);
+    for (unsigned l = 0; tuple && l < count; l++)
+        PyTuple_SetItem(tuple, l, PyLong_FromUnsignedLong(ml_device_pool(device, l)));
+    return tuple;
+}
+
+PyObject *native_account_amounts(PyObject *self_object, void *unused) {
+    ml_amounts a;
+    (void)unused;
+    Py_BEGIN_ALLOW_THREADS;
+    ml_account_get(((AccountObject *)self_object)->account, &a);
+    Py_END_ALLOW_THREADS;
+    return Py_BuildValue("(KKK)", (unsigned long long)a.held, (unsigned long long)a.releasable,
+                         (unsigned long long)a.pinned);
+}
+
+/* ClaimRefused, made in Python, where members have names. */
+static PyObject *refuse(AccountObject *owner, uint64_t bytes, int status) {
+    return PyObject_CallMethod((PyObject *)owner, "_refuse", "Ki", (unsigned long long)bytes, status);
+}
+
+PyObject *native_claim_resize(PyObject *self_object, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"nbytes", "timeout", NULL};
+    ClaimObject *self = (ClaimObject *)self_object;
+    PyObject *bytes_object, *timeout = NULL;
+    uint64_t bytes, timeout_ns = 0;
+    int status;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O", names, &bytes_object, &timeout)) return NULL;
+    if (!native_bytes(bytes_object, "nbytes", &bytes)) return NULL;
+    if (timeout && !seconds_to_ns(timeout, "timeout", &timeout_ns)) return NULL;
+    status = ml_claim_resize(&self->claim, bytes);
+    if (status == ML_REFUSED || status == ML_WAITING || status == ML_BUSY || status >= ML_SLOW_LOCK) {
+        Py_BEGIN_ALLOW_THREADS;
+        status = ml_claim_resize_wait(&self->claim, bytes, timeout_ns);
+        Py_END_ALLOW_THREADS;
+    }
+    if (status < 0) return native_raise(status, "resize");
+    if (status != ML_OK) return refuse(self->owner, bytes, status);
+    Py_RETURN_NONE;
+}
+
+PyObject *native_claim_renew(PyObject *self_object, PyObject *ttl) {
+    ClaimObject *self = (ClaimObject *)self_object;
+    uint64_t ns = 0;
+    int status;
+    if (ttl != Py_None && !seconds_to_ns(ttl, "ttl", &ns)) return NULL;
+    if (ttl != Py_None && ns == 0) ns = 1;
+    for (;;) {
+        status = ml_claim_renew(&self->claim, ns);
+        if (status < ML_SLOW_LOCK) break;
+        if (!native_recover(self->owner->ledger, status)) return NULL;
+    }
+    if (status < 0) return native_raise(status, "renew");
+    if (status != ML_OK) return refuse(self->owner, self->claim.size_bytes, status);
+    Py_RETURN_NONE;
+}
+
+/* ---- module functions ----------------------------------------------------------------------------------------------------------------- */
+
+static PyObject *image_parts(module_state *state, ml_image *image) {
+    ml_snapshot *snapshot = malloc(sizeof *snapshot);
+    ml_member *members = malloc(ML_SLOTS_MAX * sizeof *members);
+    ml_finding *findings = malloc(FINDINGS_MAX * sizeof *findings);
+    PyObject *pools = PyList_New(0), *result = NULL;
+    if (!snapshot || !members || !findings || !pools) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    uint64_t used = ml_image_pools(image);
+    for (unsigned p = 0; p < ML_POOLS_MAX; p++) {
+        if (!(used >> p & 1) || ml_image_snapshot(image, p, snapshot) != ML_OK) continue;
+        PyObject *pool = snapshot_dict(state, snapshot);
+        int failed = !pool || PyList_Append(pools, pool) != 0;
+        Py_XDECREF(pool);
+        if (failed) goto done;
+    }
+    unsigned member_count, finding_count;
+    Py_BEGIN_ALLOW_THREADS;
+    member_count = ml_image_members(image, members, ML_SLOTS_MAX);
+    finding_count = ml_image_check(image, findings, FINDINGS_MAX);
+    Py_END_ALLOW_THREADS;
+    result = Py_BuildValue("{s:O,s:N,s:N}", "pools", pools, "members", members_list(members, member_count), "findings",
+                           findings_list(findings, finding_count, FINDINGS_MAX));
+done:
+    Py_XDECREF(pools);
+    free(snapshot);
+    free(members);
+    free(findings);
+    return result;
+}
+
+/* read_image(path) -> (info, {pools, members, findings} | None) */
+PyObject *native_module_read_image(PyObject *module, PyObject *args) {
+    PyObject *path = NULL;
+    ml_image *image;
+    ml_ledger_info info;
+    int status;
+    if (!PyArg_ParseTuple(args, "|O&", PyUnicode_FSConverter, &path)) return NULL;
+    const char *text = path ? PyBytes_AsString(path) : NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    status = ml_image_open(text, &image, &info);
+    Py_END_ALLOW_THREADS;
+    Py_XDECREF(path);
+    if (status != ML_OK) return Py_BuildValue("(NO)", info_dict(&info), Py_None);
+    PyObject *parts = image_parts(PyModule_GetState(module), image);
+    ml_image_close(image);
+    return parts ? Py_BuildValue("(NN)", info_dict(&info), parts) : NULL;
+}
+
+/* Is any slot's lock of the segment file at `path` held? True, False, or None where it cannot be told. */
+PyObject *native_module_has_live_members(PyObject *module, PyObject *args) {
+    PyObject *path = NULL;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O&", PyUnicode_FSConverter, &path)) return NULL;
+    int answer;
+    Py_BEGIN_ALLOW_THREADS;
+    answer = ml_path_has_owners(PyBytes_AsString(path));
+    Py_END_ALLOW_THREADS;
+    Py_DECREF(path);
+    if (answer < 0) Py_RETURN_NONE;
+    return PyBool_FromLong(answer);
+}
+
+PyObject *native_module_default_path(PyObject *module, PyObject *unused) {
+    char path[OS_PATH_BYTES];
+    (void)module;
+    (void)unused;
+    if (os_segment_default_path(path, ML_LAYOUT_MAJOR) != OS_OK) Py_RETURN_NONE;
+    return PyUnicode_DecodeFSDefault(path);
+}
+
+PyObject *native_module_unlink(PyObject *module, PyObject *args) {
+    PyObject *path = NULL;
+    os_error error = {0, ""};
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O&", PyUnicode_FSConverter, &path)) return NULL;
+    os_status status;
+    Py_BEGIN_ALLOW_THREADS;
+    status = os_segment_unlink(PyBytes_AsString(path), &error);
+    Py_END_ALLOW_THREADS;
+    Py_DECREF(path);
+    return Py_BuildValue("(iis)", (int)status, error.code, error.call ? error.call : "");
+}
+

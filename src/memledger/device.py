@@ -1,0 +1,195 @@
+"""Devices and their accounts: what a process publishes, claims and reads.
+
+The hot methods (free, available, budget, claimed_by_others, figures, publish, add, try_claim) are
+those of the native base classes: no system call, no lock between processes. What is here may block,
+and gives the GIL up where it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from memledger import _native
+from memledger.errors import ClaimRefused, InvalidFigure, LedgerError
+from memledger.views import Snapshot, reading_from, snapshot_from
+
+if TYPE_CHECKING:
+    from memledger.ledger import Ledger
+    from memledger.model import DeviceSpec, Reading
+
+_OK, _REFUSED, _WAITING, _BUSY, _EXPIRED = 0, 1, 2, 3, 6
+_REASONS = {
+    _REFUSED: "",
+    _WAITING: "it would fit, but earlier waiters have the room",
+    _BUSY: "too much contention; try again",
+    _EXPIRED: "expired",
+}
+
+
+class _Claiming:
+    """The claims that may wait. Mixed into Device and Account, whose native bases claim at once."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        amounts: tuple[int, int, int]
+
+        def _claim_run(
+            self, nbytes: int, replacing: int, ttl: float | None, timeout: float
+        ) -> tuple[int, _native.Claim | None, int | None]: ...
+
+    def _owner(self) -> Device:
+        raise NotImplementedError
+
+    def claim(
+        self, nbytes: int, timeout: float = 0.0, *, replacing: int = 0, ttl: float | None = None
+    ) -> _native.Claim:
+        """Promise `nbytes` (bytes by which held will grow) to this process before they are
+        allocated.
+
+        timeout: seconds to wait for room. The first 0.5 s of them with a place in line that later
+        claimers respect.
+        replacing: bytes of the own held that will go first; only `nbytes - replacing` is claimed
+        now, and publishing the smaller held through the claim refills it.
+        ttl: seconds after which what has not landed is dropped; None: with the process.
+
+        Use it as a context manager: leaving it un-settled cancels it. Raises ClaimRefused.
+        Before a refusal the dead are swept. Costs about a publish when it fits.
+        """
+        status, claim, free = self._claim_try(nbytes, replacing, ttl)
+        if claim is None and timeout > 0:
+            status, claim, free = self._claim_run(nbytes, replacing, ttl, timeout)
+        if claim is None:
+            self._refuse(nbytes, status, free)
+        return claim
+
+    def claim_first(
+        self, sizes: Sequence[int], *, replacing: int = 0, ttl: float | None = None
+    ) -> tuple[int, _native.Claim]:
+        """The first of `sizes` (bytes) that fits, as (index, claim): for choices such as a dtype,
+        made once. Raises ClaimRefused, about the last size, when none does; never for contention."""
+        if not sizes:
+            raise ValueError("claim_first() needs at least one size, got none")
+        for index, nbytes in enumerate(sizes):
+            status, claim, free = self._claim_try(nbytes, replacing, ttl)
+            while status == _BUSY:
+                status, claim, free = self._claim_run(nbytes, replacing, ttl, 0.0)
+            if claim is not None:
+                return index, claim
+        self._refuse(sizes[-1], status, free)
+
+    def _claim_slow(self, nbytes: int, replacing: int, ttl: float | None) -> _native.Claim | None:
+        """Called by the native try_claim where it could not decide alone."""
+        return self._claim_try(nbytes, replacing, ttl)[1]
+
+    def _claim_try(
+        self, nbytes: int, replacing: int, ttl: float | None
+    ) -> tuple[int, _native.Claim | None, int | None]:
+        """Without waiting, but with readings that are due, and a sweep before a refusal."""
+        device = self._owner()
+        if replacing > self.amounts[0]:
+            raise InvalidFigure(
+                f"replacing: expected at most the own held {self.amounts[0]}, got {replacing}"
+            )
+        device._ledger._read_if_due(device)
+        result = self._claim_run(nbytes, replacing, ttl, 0.0)
+        if result[0] in (_REFUSED, _WAITING) and device._ledger._sweep():
+            result = self._claim_run(nbytes, replacing, ttl, 0.0)
+        return result
+
+    def _refuse(self, wanted: int, status: int, free: int | None = None) -> NoReturn:
+        device = self._owner()
+        if free is None:
+            free = device.free()
+        raise ClaimRefused(
+            wanted,
+            free,
+            holders=device._holders(),
+            reason=_REASONS.get(status, f"status {status}"),
+            device=device.key,
+        )
+
+
+class Account(_Claiming, _native.Account):
+    """A named part of what this process holds on a device ("weights", "lora-cache"); all accounts
+    of a device are summed into one record. `Device.account(name)` makes it."""
+
+    device: Device
+
+    def __new__(cls, device: Device, name: str) -> Account:
+        self = super().__new__(cls, device, name)
+        self.device = device
+        return self
+
+    def _owner(self) -> Device:
+        return self.device
+
+
+class Device(_Claiming, _native.Device):
+    """A device as this process sees it. `Ledger.device(name)` makes it; the same name or key gives
+    the same object."""
+
+    key: str
+    """Stable and the same in every process, e.g. "GPU-<uuid>" or "ram:<boot id>"."""
+    name: str
+    """As it was first asked for in this process."""
+    _ledger: Ledger
+    _spec: DeviceSpec
+
+    def __new__(cls, ledger: Ledger, spec: DeviceSpec) -> Device:
+        self = super().__new__(cls, ledger, tuple(tuple(level) for level in spec.levels))
+        self.key = spec.key
+        self.name = spec.name
+        self._ledger = ledger
+        self._spec = spec
+        self._accounts = {}
+        return self
+
+    _accounts: dict[str, Account]
+
+    def __repr__(self) -> str:
+        return f"<memledger.Device {self.name!r} key={self.key!r}>"
+
+    def _owner(self) -> Device:
+        return self
+
+    def account(self, name: str) -> Account:
+        """The account of that name (1 to 31 bytes), made at its first use."""
+        account = self._accounts.get(name)
+        if account is None:
+            account = self._accounts[name] = Account(self, name)
+        return account
+
+    def headroom(self, nbytes: int) -> None:
+        """Leave `nbytes` of this device alone. The largest of all members' counts; 0 takes it back.
+        It ends with this process."""
+        self._set_headroom(nbytes)
+
+    @property
+    def reading(self) -> Reading:
+        """What the source said last, of the level that binds: total, free, reserved, source, scope,
+        age_s, reader, reason. Makes no system call but a clock read."""
+        level = self.figures().level
+        return reading_from(self._ledger._reading(self._pools()[level]))
+
+    def refresh(self, max_age_s: float = 0.05) -> Reading:
+        """Ask the sources now where the newest reading is older than `max_age_s` seconds. Blocks in
+        the driver, without the GIL."""
+        for pool in self._pools():
+            self._ledger._read_if_older(pool, max_age_s)
+        return self.reading
+
+    def snapshot(self) -> Snapshot:
+        """Rows of all members and the figures, as one consistent cut of the device's own pool.
+        About 10 us with few members."""
+        return snapshot_from(self._ledger._snapshot(self._pools()[0]))
+
+    def _holders(self) -> list[tuple[str, int]]:
+        """(label, held) of the members that hold something here, for a message."""
+        try:
+            names = {m.slot: m.label or f"pid {m.pid}" for m in self._ledger.members()}
+            rows = self.snapshot().rows
+        except LedgerError:
+            return []
+        return [(names.get(row.slot, f"slot {row.slot}"), row.held) for row in rows if row.held]

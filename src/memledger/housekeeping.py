@@ -1,0 +1,58 @@
+"""The one background thread of a member.
+
+It waits inside C without the GIL, and comes back to Python only to call a source. Each round:
+expired claims, the segment's health, the dead, readings that are due from this member.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+from memledger.errors import LedgerClosed
+
+if TYPE_CHECKING:
+    from memledger.ledger import Ledger
+
+_STOP_TIMEOUT_S = 1.0
+
+
+class Housekeeping:
+    """Owns the thread. The thread keeps no ledger alive while it waits longer than a round."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = weakref.ref(ledger)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="memledger", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread, unless it hangs in a driver: then it is left to the process's end."""
+        self._stopping.set()
+        ledger = self._ledger()
+        if ledger is not None and self._thread.is_alive():
+            ledger._wake()
+            if self._thread is not threading.current_thread():
+                self._thread.join(_STOP_TIMEOUT_S)
+
+    def _run(self) -> None:
+        pause_s = 0.0
+        while not self._stopping.is_set():
+            ledger = self._ledger()
+            if ledger is None:
+                return
+            if pause_s:
+                ledger._wait(pause_s)
+                if self._stopping.is_set():
+                    return
+            try:
+                pause_s = ledger._housekeep()
+            except LedgerClosed:
+                return
+            except Exception:
+                # G8: never takes its host down. The next round tries again.
+                pause_s = 1.0
+            del ledger

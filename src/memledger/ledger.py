@@ -1,0 +1,359 @@
+"""Joining, and the handle of a process that has joined."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import time
+import weakref
+
+from memledger import _native
+from memledger.device import Device
+from memledger.housekeeping import Housekeeping
+from memledger.model import Reading, absent, plausible
+from memledger.readings import Source, resolve
+from memledger.views import Member, member_from
+
+_ROLES = {"other": 0, "host": 1, "worker": 2}
+_MODES = ("shared", "unregistered", "private")
+_STATUS_TEXT = {
+    5: "the slot table is full",
+    -4: "the segment has another layout",
+    -5: "what is under the name is not a segment of ours",
+    -6: "the directory is missing",
+    -7: "a system call failed",
+    -8: "out of memory",
+}
+_LAYOUTS_EVERY_S = 10.0
+
+
+class Ledger(_native.Ledger):
+    """A joined process. `memledger.join()` makes it. Threads may share it; a forked child becomes a
+    member of its own at its first use."""
+
+    label: str
+    role: str
+    _devices: dict[str, Device]
+    _pool_locks: dict[int, threading.Lock]
+    _pool_sources: dict[int, Source]
+    _source_retry: dict[int, tuple[float, float]]
+
+    def __new__(
+        cls, *, label: str, role: str, path: str | os.PathLike[str] | None, slots: int = 0
+    ) -> Ledger:
+        if role not in _ROLES:
+            raise ValueError(f"role: expected one of {', '.join(_ROLES)}, got {role!r}")
+        from memledger import __version__
+
+        self = super().__new__(
+            cls,
+            path=path,
+            label=label,
+            role=_ROLES[role],
+            program=os.path.basename(sys.argv[0] if sys.argv else "") or "python",
+            version=__version__,
+            slots=slots,
+        )
+        self.label = label
+        self.role = role
+        self._explicit_path = path is not None or bool(os.environ.get("MEMLEDGER_PATH"))
+        self._devices = {}
+        self._pool_sources = {}
+        self._source_retry = {}
+        self._pool_locks = {}
+        self._layouts_at = 0.0
+        self._closed = False
+        self._reset_locks()
+        self._housekeeping = Housekeeping(self)
+        self._housekeeping.start()
+        _alive.add(self)
+        return self
+
+    _explicit_path: bool
+    _closed: bool
+    _layouts_at: float
+    _housekeeping: Housekeeping
+
+    def __repr__(self) -> str:
+        return f"<memledger.Ledger {self.label!r} scope={self.scope} path={self.path!r}>"
+
+    # ---- what this ledger is ---------------------------------------------------------------------
+
+    @property
+    def path(self) -> str:
+        """Of the segment that was asked for, also when it could not be used."""
+        return str(self._info()["path"])
+
+    @property
+    def scope(self) -> str:
+        """Who shares these figures: "user" (the per-user default), "path" (whoever uses that path),
+        "session" (Windows), or "private" (nobody)."""
+        if self._info()["mode"] == 2:
+            return "private"
+        if self._explicit_path:
+            return "path"
+        return "session" if sys.platform == "win32" else "user"
+
+    @property
+    def degraded(self) -> bool:
+        """True when this process is not a full member of a shared ledger."""
+        return bool(self._info()["mode"] != 0)
+
+    @property
+    def degraded_reason(self) -> str | None:
+        """Why, in one line; None when nothing is degraded. Retried in the background."""
+        info = self._info()
+        if info["mode"] == 0:
+            return None
+        return degraded_text(info)
+
+    # ---- devices and members -----------------------------------------------------------------------
+
+    def device(self, name: object, *, total: int | str | None = None) -> Device:
+        """The device of that name: "cuda:0", a torch.device, "GPU-<uuid>", "ram",
+        "sim:card?total=24GiB".
+
+        total: bytes (or "24GiB") to assume where there is no reading; the smallest of all members'
+        counts. Opening takes a reading, so the first figure is fresh. Raises UnknownDevice.
+        """
+        known = self._devices.get(name) if isinstance(name, str) and total is None else None
+        if known is not None:
+            return known
+        spec = resolve(name, total=total)
+        with self._lock:
+            device = self._devices.get(spec.key)
+            if device is None:
+                device = Device(self, spec)
+                self._devices[spec.key] = device
+                self._adopt_sources(device)
+            if spec.total is not None:
+                device._set_limit(spec.total)
+            if isinstance(name, str) and "?" not in name:
+                self._devices[name] = device
+        device.refresh()
+        return device
+
+    def devices(self) -> tuple[Device, ...]:
+        """The devices that this process has opened."""
+        return tuple(dict.fromkeys(self._devices.values()))
+
+    def members(self) -> tuple[Member, ...]:
+        """All processes that have joined, this one included. Probes each one's lock: a few us
+        each."""
+        return tuple(member_from(fields) for fields in self._members())
+
+    def sweep(self) -> int:
+        """Take back what dead members left; returns how many were removed. Housekeeping does the
+        same by itself."""
+        return self._sweep()
+
+    def leave(self) -> None:
+        """Publish zeros and give the slot back. Devices of this ledger raise LedgerClosed from then
+        on. Harmless a second time."""
+        with self._lock:
+            self._closed = True
+        self._leave()
+        self._housekeeping.stop()
+        with _joined_lock:
+            for key in [key for key, ledger in _joined.items() if ledger is self]:
+                del _joined[key]
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.leave()
+
+    # ---- readings ------------------------------------------------------------------------------------
+
+    def _adopt_sources(self, device: Device) -> None:
+        for pool, source in zip(device._pools(), device._spec.sources, strict=True):
+            if source is not None and pool not in self._pool_sources:
+                self._pool_locks[pool] = threading.Lock()
+                self._pool_sources[pool] = source
+                self._set_reader(pool, True)
+
+    def _read_if_older(self, pool: int, max_age_s: float) -> None:
+        fields = self._reading(pool)
+        known = fields["sequence"] and fields["total"] is not None
+        if pool in self._pool_sources and not (known and fields["age_s"] <= max_age_s):
+            self._take_reading(pool)
+
+    def _read_if_due(self, device: Device) -> None:
+        """Before a claim: a reading older than two periods is taken anew."""
+        for pool in device._pools():
+            self._read_if_older(pool, 2.0 if not device.figures().held else 0.5)
+
+    def _take_reading(self, pool: int, dead: bytes | None = None) -> bool:
+        """Ask the pool's source and publish what it says. True when it became the newest reading.
+        An absent answer is published only where there is nothing better."""
+        source = self._pool_sources.get(pool)
+        lock = self._pool_locks.get(pool)
+        if source is None or lock is None or not lock.acquire(timeout=source.timeout_s):
+            return False
+        try:
+            begun = self._reading_begin(pool, dead)
+            try:
+                reading = plausible(source.read())
+            except Exception as error:
+                reading = absent(source.name, "probe_failed", repr(error))
+        finally:
+            lock.release()
+        return self._publish_reading(pool, begun, reading)
+
+    def _publish_reading(self, pool: int, begun: bytes, reading: Reading) -> bool:
+        if reading.scope == "process":
+            return False  # one process's view never enters the segment
+        if not reading.known:
+            self._reader_failed(pool)
+            newest = self._reading(pool)
+            if newest["sequence"] and newest["total"] is not None:
+                return False
+        elif pool in self._source_retry:
+            del self._source_retry[pool]
+            self._set_reader(pool, True)
+        status = self._reading_end(
+            begun, reading.source, reading.total, reading.free, reading.reserved, reading.immediate,
+            reading.soft_limit, reading.scope, reading.reason, reading.flags,
+        )  # fmt: skip
+        return bool(status == 0)
+
+    def _reader_failed(self, pool: int) -> None:
+        """Leave the pool to members that can read it; try again with a growing back-off."""
+        _, step = self._source_retry.get(pool, (0.0, 0.5))
+        step = min(step * 2, 60.0)
+        self._source_retry[pool] = (time.monotonic() + step, step)
+        self._set_reader(pool, False)
+
+    def _retry_sources(self) -> None:
+        now = time.monotonic()
+        for pool in [pool for pool, (at, _) in self._source_retry.items() if now >= at]:
+            self._take_reading(pool)
+
+    def _sweep(self) -> int:
+        """Members removed. Where they held bytes in a pool with a source, a reading without them is
+        published first, so that what the driver still has goes to unaccounted, not to free."""
+        begun = self._sweep_begin()
+        if begun is None:
+            return 0
+        capsule, dead, wanted, count = begun
+        try:
+            for pool in _bits(wanted):
+                self._take_reading(pool, dead)
+        finally:
+            self._sweep_commit(capsule)
+        return int(count)
+
+    # ---- housekeeping ----------------------------------------------------------------------------------
+
+    def _housekeep(self) -> float:
+        """One round; returns seconds until the next. Raises LedgerClosed after leave()."""
+        due, next_s, _ = self._tick()
+        self._sweep()
+        for pool in _bits(due):
+            self._take_reading(pool)
+        if self._source_retry:
+            self._retry_sources()
+        now = time.monotonic()
+        if now >= self._layouts_at:
+            self._layouts_at = now + _LAYOUTS_EVERY_S
+            self._set_foreign_layout(bool(live_foreign_layouts(self.path)))
+        return next_s
+
+    def _reset_locks(self) -> None:
+        self._lock = threading.Lock()
+        self._pool_locks = {pool: threading.Lock() for pool in self._pool_sources}
+
+    _lock: threading.Lock
+
+    def _after_fork(self) -> None:
+        """Called by the native module once this process has found itself to be a forked child."""
+        if not self._closed:
+            self._housekeeping = Housekeeping(self)
+            self._housekeeping.start()
+
+
+_joined: dict[str, Ledger] = {}
+_joined_lock = threading.Lock()
+_alive: weakref.WeakSet[Ledger] = weakref.WeakSet()
+
+
+def join(
+    label: str = "", role: str = "other", *, path: str | os.PathLike[str] | None = None
+) -> Ledger:
+    """Join the ledger; the same handle again for the same path in one process.
+
+    label: what people see, cut at 63 bytes. role: "host", "worker" or "other".
+    path: of the segment; else MEMLEDGER_PATH, else the per-user default.
+
+    Never fails on account of the segment: then the ledger is private (`scope`, `degraded_reason`),
+    works the same, and tries again in the background. Under 5 ms.
+    """
+    key = os.fspath(path) if path is not None else os.environ.get("MEMLEDGER_PATH", "")
+    with _joined_lock:
+        ledger = _joined.get(key)
+        if ledger is None:
+            ledger = _joined[key] = Ledger(label=label, role=role, path=path)
+    return ledger
+
+
+def degraded_text(info: dict[str, object]) -> str:
+    """One line from the fields that the native module gives about a degraded handle or a segment
+    that could not be read."""
+    status = int(str(info["status"]))
+    text = _STATUS_TEXT.get(status, f"status {status}")
+    code, call = int(str(info["system_code"])), info["system_call"]
+    if status == -4:
+        layout = info["layout"]
+        major, minor = layout if isinstance(layout, tuple) else (0, 0)
+        ours = f"{_native.LAYOUT_MAJOR}.{_native.LAYOUT_MINOR}"
+        text += f": expected {ours}, found {major}.{minor}"
+    elif code:
+        text += f": {call}: {os.strerror(code)}"
+    elif call:
+        text += f": {call}"
+    return f"{text} ({info['path']})" if status != 5 else text
+
+
+def live_foreign_layouts(path: str) -> list[str]:
+    """Segments of other layout versions beside `path` that some process is a member of."""
+    directory, name = os.path.split(path)
+    prefix, dash, uid = name.rpartition("-")
+    stem = prefix.rstrip("0123456789")
+    if not dash or not stem.endswith("-v"):
+        return []
+    found = []
+    with contextlib.suppress(OSError):
+        for other in os.listdir(directory):
+            version = other[len(stem) : len(other) - len(uid) - 1]
+            if other != name and other.startswith(stem) and other.endswith(f"-{uid}"):
+                where = os.path.join(directory, other)
+                if version.isdigit() and _native.has_live_members(where):
+                    found.append(where)
+    return found
+
+
+def _bits(word: int) -> list[int]:
+    return [index for index in range(word.bit_length()) if word >> index & 1]
+
+
+def _reset_after_fork() -> None:
+    """A lock that another thread held at the fork stays locked in the child: make them anew."""
+    global _joined_lock
+    _joined_lock = threading.Lock()
+    for ledger in list(_alive):
+        ledger._reset_locks()
+
+
+def _stop_threads() -> None:
+    # Bytes are not given up here: the driver still has them, and the kernel drops the lock last.
+    for ledger in list(_alive):
+        ledger._housekeeping.stop()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_after_fork)
+atexit.register(_stop_threads)
