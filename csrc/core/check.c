@@ -14,8 +14,8 @@ static void report(findings *f, unsigned invariant, unsigned pool, unsigned slot
                    const char *text) {
     if (f->count < f->capacity) {
         ml_finding *finding = &f->out[f->count];
-        *finding = (ml_finding){
-            .invariant = invariant, .pool = pool, .slot = slot, .expected = expected, .actual = actual};
+        *finding =
+            (ml_finding){.invariant = invariant, .pool = pool, .slot = slot, .expected = expected, .actual = actual};
         snprintf(finding->text, sizeof finding->text, "%s", text);
     }
     f->count++;
@@ -38,7 +38,8 @@ static void check_record(findings *f, const ml_view *view, unsigned p, unsigned 
     uint64_t units = ml_units_ceil(ml_add_sat(now.held, now.claims), shift);
     if (ML_WORD_COMMITTED(word) != units)
         report(f, 3, p, s, units, ML_WORD_COMMITTED(word), "committed units are not ceil((held + claims) / unit)");
-    if (ML_WORD_PENDING(word)) report(f, 4, p, s, 0, ML_WORD_PENDING(word), "a claim is pending and nobody is claiming");
+    if (ML_WORD_PENDING(word))
+        report(f, 4, p, s, 0, ML_WORD_PENDING(word), "a claim is pending and nobody is claiming");
     bool bytes = word || now.held || now.claims || now.pinned || now.releasable;
     if (bytes && !publishes) report(f, 5, p, s, 1, 0, "bytes without a publisher bit");
     if (bytes && ML_SLOT_STATE(slot_word) == ML_SLOT_FREE)

@@ -23,7 +23,7 @@ typedef struct attempt {
     unsigned age;
     bool cold;
     uint64_t random;
-    bool unchecked;  /* a level had nothing to check against */
+    bool unchecked; /* a level had nothing to check against */
     uint64_t committed[ML_LEVELS_MAX], units[ML_LEVELS_MAX], mine[ML_LEVELS_MAX];
     uint64_t top[ML_LEVELS_MAX]; /* T', UINT64_MAX when unknown */
     uint64_t gone[ML_LEVELS_MAX][ML_SLOT_WORDS];
@@ -254,7 +254,8 @@ static int acquire(ml_account *account, uint64_t bytes, ml_ticket *ticket, bool 
     attempt a = {.device = account->device, .bytes = bytes, .cold = cold, .ticket = ticket};
     outcome result = HINDERED;
     /* Members must not back off in step: the counter's start is random and their slots differ. */
-    a.random = ml_load_relaxed(&account->device->level[0]->entry->change) + ledger->seat.me * UINT64_C(0x9e3779b97f4a7c15);
+    a.random =
+        ml_load_relaxed(&account->device->level[0]->entry->change) + ledger->seat.me * UINT64_C(0x9e3779b97f4a7c15);
     *checked = 0;
     for (unsigned limit = cold ? COLD_ATTEMPTS : HOT_ATTEMPTS; a.number < limit; a.number++) {
         int status = ml_enter(ledger);
@@ -277,7 +278,7 @@ static int acquire(ml_account *account, uint64_t bytes, ml_ticket *ticket, bool 
     return status_of(result);
 }
 
-/* ---- the claim object --------------------------------------------------------------------------------------- */
+/* ---- the claim object ---- */
 
 static void link_claim(ml_ledger *ledger, ml_claim *claim) {
     claim->next = ledger->claims;

@@ -63,10 +63,10 @@ typedef struct ml_sample {
 /* What a scan needs to know of a pool beside the words; kept until `newest` or `param_version` moves. */
 typedef struct ml_totals {
     bool known;
-    uint32_t flags;          /* ML_FIGURES_LEDGER, ML_FIGURES_FROZEN */
-    uint64_t usable_bytes;   /* T */
-    uint64_t units;          /* T' = floor((T - U) / unit) */
-    uint64_t thawed_units;   /* the same with the newest excess for U: what a frozen source alone refuses */
+    uint32_t flags;        /* ML_FIGURES_LEDGER, ML_FIGURES_FROZEN */
+    uint64_t usable_bytes; /* T */
+    uint64_t units;        /* T' = floor((T - U) / unit) */
+    uint64_t thawed_units; /* the same with the newest excess for U: what a frozen source alone refuses */
     uint64_t headroom_bytes;
     ml_sample sample;
 } ml_totals;
@@ -75,31 +75,31 @@ typedef struct ml_waiters ml_waiters;
 
 /* This process's part of one pool. Guarded by M unless said otherwise. */
 typedef struct ml_local_pool {
-    ml_ptr change;           /* &entry->change; read without M to test a cached figure */
+    ml_ptr change; /* &entry->change; read without M to test a cached figure */
     ml_view *view;
     ml_pool *entry;
-    ml_record *own;          /* in the segment, or `scratch` where this process has no slot */
-    unsigned index;          /* in view */
-    unsigned me;             /* own slot in view, ML_NO_SLOT when none */
+    ml_record *own; /* in the segment, or `scratch` where this process has no slot */
+    unsigned index; /* in view */
+    unsigned me;    /* own slot in view, ML_NO_SLOT when none */
     unsigned shift;
-    uint64_t entry_state;    /* entry->state as opened: a recycled entry is another pool */
+    uint64_t entry_state;                      /* entry->state as opened: a recycled entry is another pool */
     uint64_t held, releasable, pinned, claims; /* bytes, summed over this process's accounts and claims */
     uint64_t headroom, floor_bytes;
-    uint64_t limit;          /* UINT64_MAX: none */
+    uint64_t limit; /* UINT64_MAX: none */
     bool published;
     uint64_t seen_newest, seen_params;
     bool totals_valid;
     ml_totals totals;
-    ml_waiters *waiters;     /* under M; made when the first waiting word is met */
+    ml_waiters *waiters; /* under M; made when the first waiting word is met */
     /* Housekeeping, under ml_ledger.cold. */
     bool can_read;
-    bool private_fallback;   /* the shared table could not take it; tried again by tick */
+    bool private_fallback; /* the shared table could not take it; tried again by tick */
     os_token refresher;
-    uint64_t excluded_newest; /* under M: the last reading of ours that left dead members out, */
+    uint64_t excluded_newest;              /* under M: the last reading of ours that left dead members out, */
     uint64_t excluded_dead[ML_SLOT_WORDS]; /* and which */
-    uint64_t newest_seen, newest_seen_ns; /* when this process first saw the newest reading */
-    uint64_t wanted_ns;      /* since when readings are wanted without a break; 0: not wanted */
-    ml_u64 due;              /* process-local: a claim should take a reading first */
+    uint64_t newest_seen, newest_seen_ns;  /* when this process first saw the newest reading */
+    uint64_t wanted_ns;                    /* since when readings are wanted without a break; 0: not wanted */
+    ml_u64 due;                            /* process-local: a claim should take a reading first */
     char key[ML_KEY_BYTES];
     char alias[ML_ALIASES_MAX][ML_KEY_BYTES];
     unsigned kind;
@@ -127,26 +127,26 @@ struct ml_device {
 
 /* The slot that a handle owns. */
 typedef struct ml_seat {
-    ml_slot *slot;       /* NULL: none */
-    uint64_t slot_word;  /* what slot->state must say */
-    unsigned me;         /* its index, ML_NO_SLOT: none */
+    ml_slot *slot;      /* NULL: none */
+    uint64_t slot_word; /* what slot->state must say */
+    unsigned me;        /* its index, ML_NO_SLOT: none */
     uint64_t generation;
     os_token token;
 } ml_seat;
 
 struct ml_ledger {
     /* Read by every hot call. */
-    ml_ptr cookie;                   /* its word is cookie_value in the process that joined, 0 in a child */
+    ml_ptr cookie; /* its word is cookie_value in the process that joined, 0 in a child */
     uint64_t cookie_value;
-    ml_u64 lock;                     /* M */
-    ml_u64 asked;                    /* a figure was read since the last tick */
+    ml_u64 lock;  /* M */
+    ml_u64 asked; /* a figure was read since the last tick */
     ml_u64 closed;
-    ml_seat seat;                    /* changed under cold and M */
+    ml_seat seat; /* changed under cold and M */
     /* Cold. */
     ml_u64 cold;
     ml_view *view;
     ml_view *private_view;
-    uint64_t plain_cookie;           /* where the system has no memory that a child sees wiped */
+    uint64_t plain_cookie; /* where the system has no memory that a child sees wiped */
     int mode, degraded_status;
     os_error degraded_error;
     unsigned seen_layout[2]; /* of the segment in use, or of the foreign one that was refused */
@@ -156,14 +156,14 @@ struct ml_ledger {
     ml_u64 wake_fallback, woken, waited;
     ml_join_options options;
     char path[ML_PATH_BYTES], label[ML_LABEL_BYTES], program[ML_LABEL_BYTES], version[32];
-    ml_claim *claims;                /* under M */
+    ml_claim *claims; /* under M */
     ml_device *devices;
-    os_probe *sweeps[8];             /* descriptors to close in a forked child */
+    os_probe *sweeps[8]; /* descriptors to close in a forked child */
     unsigned pool_count;
     ml_local_pool pool[ML_LOCAL_POOLS_MAX];
 };
 
-/* ---- M ---------------------------------------------------------------------------------------------------- */
+/* ---- M ---- */
 
 #define ML_LOCK_PAUSES 200
 
@@ -185,7 +185,7 @@ static inline bool ml_is_forked(const ml_ledger *ledger) {
     return ML_UNLIKELY(*word != ledger->cookie_value);
 }
 
-/* ---- units ------------------------------------------------------------------------------------------------ */
+/* ---- units ---- */
 
 static inline uint64_t ml_units_ceil(uint64_t bytes, unsigned shift) {
     uint64_t units = (bytes >> shift) + ((bytes & ((UINT64_C(1) << shift) - 1)) != 0);
@@ -196,10 +196,11 @@ static inline uint64_t ml_committed_units(const ml_local_pool *pool) {
 }
 
 /* Bits of a bitmap of slots, lowest first. */
-#define ML_FOR_EACH_SLOT(i, word_expression, view_slot_count)                                    \
-    for (unsigned ml_w_ = 0, i = 0; ml_w_ < ML_SLOT_WORDS; ml_w_++)                                \
-        for (uint64_t ml_b_ = (word_expression);                                                 \
-             ml_b_ != 0 && (i = ml_w_ * 64 + (unsigned)__builtin_ctzll(ml_b_)) < (view_slot_count); ml_b_ &= ml_b_ - 1)
+#define ML_FOR_EACH_SLOT(i, word_expression, view_slot_count)                                       \
+    for (unsigned ml_w_ = 0, i = 0; ml_w_ < ML_SLOT_WORDS; ml_w_++)                                 \
+        for (uint64_t ml_b_ = (word_expression);                                                    \
+             ml_b_ != 0 && (i = ml_w_ * 64 + (unsigned)__builtin_ctzll(ml_b_)) < (view_slot_count); \
+             ml_b_ &= ml_b_ - 1)
 #define ML_SLOT_BITS(bitmap) ml_load_seq_cst(&(bitmap)[ml_w_])
 
 static inline void ml_bit_set(ml_u64 *bitmap, unsigned slot) {
@@ -213,7 +214,7 @@ static inline bool ml_bit_in(const uint64_t *bitmap, unsigned slot) {
     return bitmap[slot / 64] >> (slot % 64) & 1;
 }
 
-/* ---- view.c ----------------------------------------------------------------------------------------------- */
+/* ---- view.c ---- */
 
 uint64_t ml_view_size(void);
 void ml_view_init(unsigned char *base, uint64_t size_bytes, void *slot_count);
@@ -226,7 +227,7 @@ void ml_words_store(ml_u64 *words, unsigned count, const char *text);
 /* Copies and terminates; bytes that are no printable ASCII become '?'. */
 void ml_words_load(const ml_u64 *words, unsigned count, char *text);
 
-/* ---- slots.c ---------------------------------------------------------------------------------------------- */
+/* ---- slots.c ---- */
 
 /* Take a free slot of `view`. ML_OK (fills *seat), ML_FULL, ML_ERR_SYSTEM. */
 int ml_slot_join(const ml_ledger *ledger, ml_view *view, ml_seat *seat, os_error *error);
@@ -238,7 +239,7 @@ bool ml_slot_in_use(const ml_view *view, unsigned slot);
 int ml_slot_liveness(const ml_view *view, unsigned slot, os_probe *probe);
 void ml_slot_describe(const ml_view *view, unsigned slot, ml_member *out);
 
-/* ---- pools.c ---------------------------------------------------------------------------------------------- */
+/* ---- pools.c ---- */
 
 /* Find or make the entry for `pool` (its key, aliases, kind are filled) in `view`, and say that `me` has it open.
  * ML_OK with *index, ML_FULL, ML_BUSY (table lock). Under cold. */
@@ -250,7 +251,7 @@ void ml_pool_attach(ml_local_pool *pool, ml_view *view, unsigned index, unsigned
 /* Publish all that this process has in `pool` as growth. Under M. */
 void ml_pool_republish(ml_ledger *ledger, ml_local_pool *pool);
 
-/* ---- record.c --------------------------------------------------------------------------------------------- */
+/* ---- record.c ---- */
 
 typedef struct ml_figure {
     uint64_t generation, held, releasable, pinned, claims;
@@ -261,7 +262,7 @@ void ml_record_publish_zero(ml_record *record, uint64_t generation);
 /* A copy from one publish, never a mix. False after 16 tries; then *out is what was last copied. */
 bool ml_record_read(const ml_record *record, ml_figure *out, uint64_t *version);
 
-/* ---- figures.c -------------------------------------------------------------------------------------------- */
+/* ---- figures.c ---- */
 
 /* Under M, except for images. Brings pool->totals up to date. */
 const ml_totals *ml_totals_get(ml_local_pool *pool);
@@ -271,7 +272,7 @@ uint64_t ml_committed_by_others(const ml_local_pool *pool);
 void ml_figures_of(const ml_view *view, const ml_pool *entry, unsigned index, unsigned shift, unsigned me,
                    uint64_t own_held, uint64_t own_claims, const ml_totals *totals, ml_figures *out);
 
-/* ---- readings.c ------------------------------------------------------------------------------------------- */
+/* ---- readings.c ---- */
 
 bool ml_sample_newest(const ml_view *view, unsigned index, const ml_pool *entry, ml_sample *out);
 /* Publish the newest reading again without the bytes of `dead`: they move to unaccounted. `writer` is a slot whose
@@ -281,7 +282,12 @@ void ml_reading_carry(ml_view *view, unsigned index, unsigned writer, const uint
 /* When readings are due; under cold. */
 void ml_reading_due(ml_ledger *ledger, ml_local_pool *pool, unsigned number, uint64_t now_ns, ml_tick *tick);
 
-/* ---- move.c ----------------------------------------------------------------------------------------------- */
+/* ---- sweep.c ---- */
+
+/* ml_sweep_begin in a view that need not be the ledger's; `me` is left alone. */
+int ml_sweep_begin_in(ml_ledger *ledger, ml_view *view, unsigned me, ml_sweep *out);
+
+/* ---- move.c ---- */
 
 /* ml_enter, with slow answers resolved. ML_OK: M is held. */
 int ml_enter_wait(ml_ledger *ledger);
@@ -295,7 +301,7 @@ void ml_ledger_open_pool(ml_ledger *ledger, ml_local_pool *pool);
 os_status ml_fork_watch(ml_ledger *ledger);
 void ml_fork_unwatch(ml_ledger *ledger);
 
-/* ---- claim.c and publish.c --------------------------------------------------------------------------------------------- */
+/* ---- claim.c and publish.c ---- */
 
 /* Under M: drop expired claims. */
 void ml_claims_expire(ml_ledger *ledger, uint64_t now_ns);

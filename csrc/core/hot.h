@@ -4,7 +4,7 @@
 
 #include "core/core.h"
 
-#define ML_SAMPLE_FROZEN 0x80u /* in ml_sample.flags, beside ML_READING_* */
+#define ML_SAMPLE_FROZEN 0x80u                    /* in ml_sample.flags, beside ML_READING_* */
 #define ML_SOURCE_LEDGER UINT64_C(0x72656764656c) /* "ledger" */
 
 /* Process-local; housekeeping carries it into the own slot, where other members' housekeeping sees it. */

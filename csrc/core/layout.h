@@ -45,13 +45,13 @@ _Static_assert(sizeof(ml_header) == 512, "header");
 #define ML_SLOT_LIVE 2
 #define ML_SLOT_DYING 3
 #define ML_SLOT_WORD(generation, state) ((uint64_t)(generation) << 8 | (uint64_t)(state))
-#define ML_SLOT_STATE(word) ((unsigned)((word)&0xff))
+#define ML_SLOT_STATE(word) ((unsigned)((word) & 0xff))
 #define ML_SLOT_GENERATION(word) ((word) >> 8)
 
 typedef struct ml_slot {
-    ml_u64 state;  /* under the slot's lock, by CAS */
-    ml_u64 wake;   /* any: low half is the futex word, raised by who wants the member's attention */
-    ml_u64 asked;  /* owner: a figure was read since housekeeping last cleared it */
+    ml_u64 state; /* under the slot's lock, by CAS */
+    ml_u64 wake;  /* any: low half is the futex word, raised by who wants the member's attention */
+    ml_u64 asked; /* owner: a figure was read since housekeeping last cleared it */
     ml_u64 spare0[5];
     /* From here the owner writes while joining, before `state` says live; nobody changes it later. */
     ml_u64 token; /* random: with generation, the member's identity; pids repeat across namespaces */
@@ -77,17 +77,17 @@ typedef struct ml_pool {
     ml_u64 change; /* any, fetch-add seq_cst, from a random start, never reset */
     ml_u64 spare0[7];
     /* Line 1: all that a scan needs beside the words. */
-    ml_u64 state;                  /* table lock */
-    ml_u64 shift;                  /* table lock, before `state` says used: unit = 1 << shift bytes */
-    ml_u64 newest;                 /* any, by CAS: sequence << 16 | slot + 1 of the newest reading; 0: none */
-    ml_u64 param_version;          /* any, fetch-add after headroom, limit or floor of a record changed */
+    ml_u64 state;                     /* table lock */
+    ml_u64 shift;                     /* table lock, before `state` says used: unit = 1 << shift bytes */
+    ml_u64 newest;                    /* any, by CAS: sequence << 16 | slot + 1 of the newest reading; 0: none */
+    ml_u64 param_version;             /* any, fetch-add after headroom, limit or floor of a record changed */
     ml_u64 publishers[ML_SLOT_WORDS]; /* owner sets before its first publish; cleared under the slot's lock */
     /* Line 2 */
-    ml_u64 openers[ML_SLOT_WORDS];    /* owner sets; cleared under the slot's lock */
-    ml_u64 ticket;                    /* any, fetch-add: waiting tickets */
-    ml_u64 kind;                      /* table lock */
+    ml_u64 openers[ML_SLOT_WORDS]; /* owner sets; cleared under the slot's lock */
+    ml_u64 ticket;                 /* any, fetch-add: waiting tickets */
+    ml_u64 kind;                   /* table lock */
     ml_u64 spare1[2];
-    ml_u64 key[ML_KEY_WORDS];         /* table lock, before `state` says used */
+    ml_u64 key[ML_KEY_WORDS];                   /* table lock, before `state` says used */
     ml_u64 alias[ML_ALIASES_MAX][ML_KEY_WORDS]; /* table lock; first word last */
     ml_u64 spare2[44];
 } ml_pool;
@@ -96,14 +96,14 @@ _Static_assert(sizeof(ml_pool) == 1024, "pool");
 /* The claim word: pending units (bits 0..29), committed units (30..59), age (60..63). See claim.c. */
 #define ML_UNITS_MAX ((UINT64_C(1) << 30) - 1)
 #define ML_WORD(committed, pending, age) ((uint64_t)(age) << 60 | (uint64_t)(committed) << 30 | (uint64_t)(pending))
-#define ML_WORD_PENDING(word) ((word)&ML_UNITS_MAX)
+#define ML_WORD_PENDING(word) ((word) & ML_UNITS_MAX)
 #define ML_WORD_COMMITTED(word) (((word) >> 30) & ML_UNITS_MAX)
 #define ML_WORD_AGE(word) ((word) >> 60)
 /* The waiting word: ticket (bits 30..63), units (0..29). */
 #define ML_TICKET_MASK ((UINT64_C(1) << 34) - 1)
 
 typedef struct ml_copy {
-    ml_u64 generation; /* of the slot that published it */
+    ml_u64 generation;                       /* of the slot that published it */
     ml_u64 held, releasable, pinned, claims; /* bytes */
     ml_u64 spare[3];
 } ml_copy;
@@ -111,11 +111,11 @@ _Static_assert(sizeof(ml_copy) == ML_CACHE_LINE_BYTES, "one copy, one line");
 
 /* What one member publishes for one pool. */
 typedef struct ml_record {
-    ml_u64 version; /* under the slot's lock: number of publishes, never goes back */
-    ml_u64 word;    /* owner; anybody, by CAS that only clears pending; sweepers under the slot's lock */
-    ml_u64 waiting; /* owner; anybody, by CAS to 0 */
+    ml_u64 version;                /* under the slot's lock: number of publishes, never goes back */
+    ml_u64 word;                   /* owner; anybody, by CAS that only clears pending; sweepers under the slot's lock */
+    ml_u64 waiting;                /* owner; anybody, by CAS to 0 */
     ml_u64 headroom, limit, floor; /* owner, then pool.param_version; limit 0: none, else bytes + 1 */
-    ml_u64 opened;  /* owner: generation in which the pool was opened */
+    ml_u64 opened;                 /* owner: generation in which the pool was opened */
     ml_u64 spare0[1];
     ml_u64 first_held;     /* owner: held of its first publish here; a joining member is no sign of a frozen source */
     ml_u64 first_sequence; /* owner: sequence of the newest reading at that publish */

@@ -109,6 +109,8 @@ void ml_ledger_get_info(ml_ledger *ledger, ml_ledger_info *out) {
     if (ledger->view->shared) {
         out->file_device = ledger->view->segment.device_id;
         out->file_id = ledger->view->segment.file_id;
+        out->overflow_count = ml_load_relaxed(&ml_view_header(ledger->view)->overflow_count);
+        out->sweep_count = ml_load_relaxed(&ml_view_header(ledger->view)->sweep_count);
     }
     ml_cold_unlock(ledger);
 }
@@ -117,7 +119,7 @@ uint64_t ml_ledger_fork_count(const ml_ledger *ledger) {
     return ledger->fork_count;
 }
 
-/* ---- devices -------------------------------------------------------------------------------------------------- */
+/* ---- devices ---- */
 
 static bool spec_is_valid(const ml_pool_spec *spec) {
     if (!spec->key || !*spec->key || strlen(spec->key) >= ML_KEY_BYTES) return false;
@@ -261,7 +263,7 @@ void ml_ledger_set_foreign_layout(ml_ledger *ledger, bool present) {
     ml_store_release(&ledger->foreign_layout, present);
 }
 
-/* ---- waiting ---------------------------------------------------------------------------------------------------- */
+/* ---- waiting ---- */
 
 static uint32_t *wake_word(ml_ledger *ledger) {
     ml_slot *slot = ledger->seat.slot;

@@ -30,7 +30,7 @@ int ml_enter_wait(ml_ledger *ledger) {
     return status;
 }
 
-/* ---- joining a view ------------------------------------------------------------------------------------------- */
+/* ---- joining a view ---- */
 
 static void degrade(ml_ledger *ledger, int mode, int status, const os_error *error) {
     ledger->mode = mode;
@@ -42,12 +42,9 @@ static void degrade(ml_ledger *ledger, int mode, int status, const os_error *err
 static int find_seat(ml_ledger *ledger, ml_view *view, ml_seat *seat, os_error *error) {
     int status = ml_slot_join(ledger, view, seat, error);
     if (status != ML_FULL) return status;
-    ml_view *current = ledger->view;
     ml_sweep sweep;
     uint64_t freed;
-    ledger->view = view; /* sweep looks at the ledger's view; M's users do not */
-    if (ml_sweep_begin(ledger, &sweep) == ML_OK) (void)ml_sweep_commit(ledger, &sweep, &freed);
-    ledger->view = current;
+    if (ml_sweep_begin_in(ledger, view, ML_NO_SLOT, &sweep) == ML_OK) (void)ml_sweep_commit(ledger, &sweep, &freed);
     return ml_slot_join(ledger, view, seat, error);
 }
 
@@ -161,7 +158,7 @@ void ml_ledger_open_pool(ml_ledger *ledger, ml_local_pool *pool) {
     ml_lock_release(&ledger->lock);
 }
 
-/* ---- fork ------------------------------------------------------------------------------------------------------- */
+/* ---- fork ---- */
 
 static void before_fork(void *context) {
     ml_lock_wait(&((ml_ledger *)context)->lock);
@@ -258,7 +255,7 @@ int ml_ledger_recover(ml_ledger *ledger, int slow_status) {
     return ML_OK;
 }
 
-/* ---- tick --------------------------------------------------------------------------------------------------------- */
+/* ---- tick ---- */
 
 /* Is the segment that is mapped still the one under the name? Members of one that is not would never meet newcomers. */
 static void verify_segment(ml_ledger *ledger, uint64_t now_ns) {

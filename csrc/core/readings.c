@@ -13,7 +13,7 @@
 
 #define NEWEST(sequence, slot) ((uint64_t)(sequence) << 16 | ((uint64_t)(slot) + 1))
 #define NEWEST_SEQUENCE(word) ((word) >> 16)
-#define NEWEST_SLOT(word) ((unsigned)((word)&0xffff) - 1)
+#define NEWEST_SLOT(word) ((unsigned)((word) & 0xffff) - 1)
 
 static void cell_load(const ml_reading_cell *cell, ml_sample *out) {
     out->time_ns = ml_load_acquire(&cell->time_ns);
@@ -296,7 +296,7 @@ int ml_reading_get(ml_ledger *ledger, unsigned number, ml_reading *out) {
     return s.sequence && s.reason == ML_REASON_NONE ? ML_OK : ML_NOT_READY;
 }
 
-/* ---- when --------------------------------------------------------------------------------------------------- */
+/* ---- when ---- */
 
 static bool somebody_asked(const ml_view *view, const ml_pool *entry) {
     ML_FOR_EACH_SLOT(i, ML_SLOT_BITS(entry->openers), view->slot_count) {

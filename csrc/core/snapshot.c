@@ -136,7 +136,7 @@ unsigned ml_ledger_members(ml_ledger *ledger, ml_member *out, unsigned capacity)
     return count;
 }
 
-/* ---- images ----------------------------------------------------------------------------------------------------- */
+/* ---- images ---- */
 
 struct ml_image {
     ml_view view;
@@ -145,16 +145,18 @@ struct ml_image {
 };
 
 static int image_status(os_status status) {
-    return status == OS_OK ? ML_OK : status == OS_ABSENT ? ML_ERR_ABSENT : status == OS_FOREIGN ? ML_ERR_FOREIGN
-                                                                                              : ML_ERR_SYSTEM;
+    return status == OS_OK        ? ML_OK
+           : status == OS_ABSENT  ? ML_ERR_ABSENT
+           : status == OS_FOREIGN ? ML_ERR_FOREIGN
+                                  : ML_ERR_SYSTEM;
 }
 
 /* One copy of the file into `buffer`, validated. */
 static int copy(ml_image *image, unsigned which, os_error *error) {
     uint64_t size = 0, device = 0, file = 0;
     memset(image->buffer[which], 0, IMAGE_MAX_BYTES);
-    int status = image_status(os_image_read(image->view.path, image->buffer[which], IMAGE_MAX_BYTES, &size, &device,
-                                            &file, true, error));
+    int status = image_status(
+        os_image_read(image->view.path, image->buffer[which], IMAGE_MAX_BYTES, &size, &device, &file, true, error));
     if (status != ML_OK) return status;
     image->view.segment =
         (os_segment){.base = image->buffer[which], .size_bytes = size, .device_id = device, .file_id = file};
@@ -225,6 +227,8 @@ int ml_image_open(const char *path, ml_image **out, ml_ledger_info *info) {
         return status;
     }
     image->view.shared = true;
+    info->overflow_count = ml_load_relaxed(&ml_view_header(&image->view)->overflow_count);
+    info->sweep_count = ml_load_relaxed(&ml_view_header(&image->view)->sweep_count);
     *out = image;
     return ML_OK;
 }

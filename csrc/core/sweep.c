@@ -11,6 +11,7 @@
 typedef struct sweep_state {
     os_probe probe;
     ml_view *view;
+    unsigned me; /* the sweeper's own slot in it */
 } sweep_state;
 
 /* Does the slot have anything that a sweep would clear? */
@@ -68,18 +69,31 @@ static void finish(ml_ledger *ledger, ml_sweep *sweep) {
     sweep->state = NULL;
 }
 
-int ml_sweep_begin(ml_ledger *ledger, ml_sweep *out) {
+/* Look at every other slot, and hold the locks of those that are dead. */
+static void find_dead(sweep_state *state, ml_sweep *out) {
+    for (unsigned i = 0; i < state->view->slot_count; i++) {
+        if (i == state->me || !has_left_something(state->view, i)) continue;
+        if (os_probe_held(&state->probe, i) != OS_NO) continue;
+        if (os_probe_share(&state->probe, i) != OS_OK) continue;
+        out->dead[i / 64] |= UINT64_C(1) << (i % 64);
+        out->count++;
+    }
+}
+
+static bool has_candidates(const ml_view *view, unsigned me) {
+    for (unsigned i = 0; i < view->slot_count; i++)
+        if (i != me && has_left_something(view, i)) return true;
+    return false;
+}
+
+int ml_sweep_begin_in(ml_ledger *ledger, ml_view *view, unsigned me, ml_sweep *out) {
     os_error error;
     memset(out, 0, sizeof *out);
-    ml_view *view = ledger->view;
-    if (!view->shared) return ML_OK;
-    bool candidates = false;
-    for (unsigned i = 0; i < view->slot_count && !candidates; i++)
-        candidates = i != ledger->seat.me && has_left_something(view, i);
-    if (!candidates) return ML_OK;
+    if (!view->shared || !has_candidates(view, me)) return ML_OK;
     sweep_state *state = calloc(1, sizeof *state);
     if (!state) return ML_ERR_MEMORY;
     state->view = view;
+    state->me = me;
     state->probe.fd = -1;
     out->state = state;
     os_fork_guard_lock();
@@ -92,18 +106,21 @@ int ml_sweep_begin(ml_ledger *ledger, ml_sweep *out) {
         finish(ledger, out);
         return opened == OS_OK ? ML_BUSY : ML_ERR_SYSTEM;
     }
-    for (unsigned i = 0; i < view->slot_count; i++) {
-        if (i == ledger->seat.me || !has_left_something(view, i)) continue;
-        if (os_probe_held(&state->probe, i) != OS_NO) continue;
-        if (os_probe_share(&state->probe, i) != OS_OK) continue;
-        out->dead[i / 64] |= UINT64_C(1) << (i % 64);
-        out->count++;
-    }
+    find_dead(state, out);
     if (out->count == 0)
         finish(ledger, out);
     else
         note_wanted(ledger, state, out);
     return ML_OK;
+}
+
+int ml_sweep_begin(ml_ledger *ledger, ml_sweep *out) {
+    if (ml_is_forked(ledger)) (void)ml_ledger_recover(ledger, ML_SLOW_FORK);
+    ml_lock_wait(&ledger->lock);
+    ml_view *view = ledger->view;
+    unsigned me = ledger->seat.me;
+    ml_lock_release(&ledger->lock);
+    return ml_sweep_begin_in(ledger, view, me, out);
 }
 
 /* Is the newest reading of this pool one of ours that left all of `dead` out? Under M. */
@@ -122,11 +139,10 @@ static bool left_out(const ml_ledger *ledger, const ml_view *view, unsigned inde
  * them yet, and the next reading tells. Two sweepers that subtract twice err on the safe side. */
 static void carry_all(ml_ledger *ledger, const ml_sweep *sweep) {
     sweep_state *state = sweep->state;
-    if (ledger->seat.me == ML_NO_SLOT) return; /* no ring of readings to write into; the next reader corrects it */
+    if (state->me == ML_NO_SLOT) return; /* no ring of readings to write into; the next reader corrects it */
     ml_lock_wait(&ledger->lock);
     for (unsigned p = 0; p < state->view->pool_count; p++)
-        if (!left_out(ledger, state->view, p, sweep->dead))
-            ml_reading_carry(state->view, p, ledger->seat.me, sweep->dead);
+        if (!left_out(ledger, state->view, p, sweep->dead)) ml_reading_carry(state->view, p, state->me, sweep->dead);
     ml_lock_release(&ledger->lock);
 }
 

@@ -25,8 +25,8 @@ uint64_t ml_view_size(void) {
 
 /* Of the structures' sizes: two builds of one version that disagree must not meet in one segment. */
 static uint64_t fingerprint(void) {
-    uint64_t sizes[] = {sizeof(ml_header), sizeof(ml_slot),   sizeof(ml_pool),   sizeof(ml_record),
-                        sizeof(ml_copy),   sizeof(ml_reading_cell), ML_RING_COPIES, ML_READING_COPIES};
+    uint64_t sizes[] = {sizeof(ml_header), sizeof(ml_slot),         sizeof(ml_pool), sizeof(ml_record),
+                        sizeof(ml_copy),   sizeof(ml_reading_cell), ML_RING_COPIES,  ML_READING_COPIES};
     uint64_t hash = UINT64_C(14695981039346656037);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) hash = (hash ^ sizes[i]) * UINT64_C(1099511628211);
     return hash;

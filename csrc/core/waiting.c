@@ -10,7 +10,7 @@
 
 #define WAITING_WORD(ticket, units) ((uint64_t)(ticket) << 30 | (units))
 #define WAITING_TICKET(word) ((word) >> 30)
-#define WAITING_UNITS(word) ((word)&ML_UNITS_MAX)
+#define WAITING_UNITS(word) ((word) & ML_UNITS_MAX)
 
 /* Since when this process has known somebody's ticket, by its own clock: no clock or deadline in the segment is
  * obeyed. A (slot, generation) is honoured for at most 0.5 s in 5 s, so that one which waits again and again cannot
@@ -140,7 +140,8 @@ static bool sweep_once(ml_ledger *ledger) {
 
 typedef int run_once(void *context, ml_ticket *ticket);
 
-static int run_until(ml_device *device, uint64_t bytes, uint64_t timeout_ns, bool sweep, run_once *once, void *context) {
+static int run_until(ml_device *device, uint64_t bytes, uint64_t timeout_ns, bool sweep, run_once *once,
+                     void *context) {
     ml_ledger *ledger = device->ledger;
     ml_ticket ticket = {0};
     uint64_t start_ns = os_now_ns(), deadline_ns = ml_add_sat(start_ns, timeout_ns);
@@ -183,7 +184,8 @@ typedef struct claim_context {
 
 static int claim_once(void *context, ml_ticket *ticket) {
     claim_context *c = context;
-    return ml_claim_run(c->account, c->request->bytes, c->request->replacing, c->request->ttl_ns, ticket, true, c->claim);
+    return ml_claim_run(c->account, c->request->bytes, c->request->replacing, c->request->ttl_ns, ticket, true,
+                        c->claim);
 }
 
 int ml_claim_wait_run(ml_account *account, const ml_claim_request *request, ml_claim *claim, uint64_t *free_bytes) {

@@ -27,18 +27,18 @@
 
 /* Expected outcomes are >= 0, errors are < 0. */
 #define ML_OK 0
-#define ML_REFUSED 1     /* the claim does not fit among granted bytes */
-#define ML_WAITING 2     /* it would fit, but earlier waiters have the room */
-#define ML_BUSY 3        /* contention; try again */
-#define ML_NOT_READY 4   /* no figure: the reason is in ml_figures.reason */
-#define ML_FULL 5        /* no slot, or no pool entry */
-#define ML_EXPIRED 6     /* the claim's ttl has passed */
-#define ML_SLOW_LOCK 10  /* another thread of this process is inside; recover, then call again */
-#define ML_SLOW_FORK 11  /* this process was forked from the one that joined; recover joins anew */
-#define ML_SLOW_LOST 12  /* the slot is no longer ours; recover joins anew and republishes */
+#define ML_REFUSED 1       /* the claim does not fit among granted bytes */
+#define ML_WAITING 2       /* it would fit, but earlier waiters have the room */
+#define ML_BUSY 3          /* contention; try again */
+#define ML_NOT_READY 4     /* no figure: the reason is in ml_figures.reason */
+#define ML_FULL 5          /* no slot, or no pool entry */
+#define ML_EXPIRED 6       /* the claim's ttl has passed */
+#define ML_SLOW_LOCK 10    /* another thread of this process is inside; recover, then call again */
+#define ML_SLOW_FORK 11    /* this process was forked from the one that joined; recover joins anew */
+#define ML_SLOW_LOST 12    /* the slot is no longer ours; recover joins anew and republishes */
 #define ML_SLOW_READING 13 /* a claim wants a newer reading first */
 #define ML_ERR_ARGUMENT (-1)
-#define ML_ERR_FIGURE (-2)  /* releasable > held, or a figure above ML_BYTES_MAX */
+#define ML_ERR_FIGURE (-2) /* releasable > held, or a figure above ML_BYTES_MAX */
 #define ML_ERR_CLOSED (-3)
 #define ML_ERR_LAYOUT (-4)  /* a segment of another major version */
 #define ML_ERR_FOREIGN (-5) /* not a segment of ours */
@@ -88,7 +88,7 @@ typedef struct ml_account ml_account;
 typedef struct ml_claim ml_claim;
 typedef struct ml_image ml_image;
 
-/* ---- joining --------------------------------------------------------------------------------------------- */
+/* ---- joining ---- */
 
 typedef struct ml_join_options {
     const char *path;    /* NULL: MEMLEDGER_PATH, else the per-user default */
@@ -100,17 +100,18 @@ typedef struct ml_join_options {
 } ml_join_options;
 
 typedef struct ml_ledger_info {
-    int mode;                    /* ML_MODE_* */
-    int degraded_status;         /* ML_ERR_* or ML_FULL; ML_OK when shared */
-    int system_code;             /* errno of the failing call, 0 if none */
-    const char *system_call;     /* its name, or the rule that refused; "" if none */
-    unsigned slot;               /* index; ML_SLOTS_MAX when none */
+    int mode;                /* ML_MODE_* */
+    int degraded_status;     /* ML_ERR_* or ML_FULL; ML_OK when shared */
+    int system_code;         /* errno of the failing call, 0 if none */
+    const char *system_call; /* its name, or the rule that refused; "" if none */
+    unsigned slot;           /* index; ML_SLOTS_MAX when none */
     uint64_t generation;
     char path[ML_PATH_BYTES];
-    unsigned layout_major, layout_minor; /* of the segment in use; of the foreign one for ML_ERR_LAYOUT */
-    uint64_t rejoin_count;       /* how often this handle moved to another slot or segment */
-    uint64_t period_ns;          /* of housekeeping now */
-    uint64_t file_device, file_id; /* identity of the segment's file; 0 when private */
+    unsigned layout_major, layout_minor;  /* of the segment in use; of the foreign one for ML_ERR_LAYOUT */
+    uint64_t rejoin_count;                /* how often this handle moved to another slot or segment */
+    uint64_t period_ns;                   /* of housekeeping now */
+    uint64_t file_device, file_id;        /* identity of the segment's file; 0 when private */
+    uint64_t overflow_count, sweep_count; /* of the segment: joins that found it full, slots taken back */
 } ml_ledger_info;
 
 /* Joins. Never fails on account of the segment: then the handle is private and says why (ml_ledger_get_info).
@@ -125,13 +126,13 @@ int ml_ledger_recover(ml_ledger *ledger, int slow_status);
 /* How often this process had to join anew: a binding compares it to learn that it runs in a forked child. HOT */
 uint64_t ml_ledger_fork_count(const ml_ledger *ledger);
 
-/* ---- devices --------------------------------------------------------------------------------------------- */
+/* ---- devices ---- */
 
 typedef struct ml_pool_spec {
-    const char *key;                        /* stable and global: "GPU-...", "ram:<boot id>", "sim:card"; < ML_KEY_BYTES */
-    const char *aliases[ML_ALIASES_MAX];    /* other names of the same thing; unused ones NULL */
-    int kind;                               /* ML_KIND_* */
-    uint64_t largest_bytes;                 /* largest conceivable total: fixes the unit when the entry is made; 0: below 4 TiB */
+    const char *key;                     /* stable and global: "GPU-...", "ram:<boot id>", "sim:card"; < ML_KEY_BYTES */
+    const char *aliases[ML_ALIASES_MAX]; /* other names of the same thing; unused ones NULL */
+    int kind;                            /* ML_KIND_* */
+    uint64_t largest_bytes; /* largest conceivable total: fixes the unit when the entry is made; 0: below 4 TiB */
 } ml_pool_spec;
 
 /* Opens a chain of pools, the device's own first, outermost last; at most ML_LEVELS_MAX, none twice. Opening the
@@ -159,23 +160,23 @@ int ml_device_set_headroom(ml_device *device, uint64_t bytes);
  * UINT64_MAX: none. */
 int ml_device_set_limit(ml_device *device, uint64_t bytes);
 
-/* ---- figures --------------------------------------------------------------------------------------------- */
+/* ---- figures ---- */
 
-#define ML_FIGURES_KNOWN 1      /* free, available, budget, total are numbers */
-#define ML_FIGURES_COMPLETE 2   /* shared, device-wide reading, no other layout in use */
-#define ML_FIGURES_LEDGER 4     /* total is configured, no reading */
+#define ML_FIGURES_KNOWN 1    /* free, available, budget, total are numbers */
+#define ML_FIGURES_COMPLETE 2 /* shared, device-wide reading, no other layout in use */
+#define ML_FIGURES_LEDGER 4   /* total is configured, no reading */
 #define ML_FIGURES_FROZEN 8
 
 typedef struct ml_figures {
     uint64_t free, available, budget, total;
     uint64_t overcommit, unaccounted, reserved, headroom;
-    uint64_t held, releasable, pinned, claimed;      /* of all members */
+    uint64_t held, releasable, pinned, claimed; /* of all members */
     uint64_t own_held, own_claimed, claimed_by_others;
-    uint64_t source;    /* up to 8 ASCII characters, little-endian; 0: none */
-    uint32_t flags;     /* ML_FIGURES_* */
-    uint32_t reason;    /* ML_REASON_* */
-    uint32_t scope;     /* ML_SCOPE_* */
-    uint32_t level;     /* the level that binds (smallest free) */
+    uint64_t source; /* up to 8 ASCII characters, little-endian; 0: none */
+    uint32_t flags;  /* ML_FIGURES_* */
+    uint32_t reason; /* ML_REASON_* */
+    uint32_t scope;  /* ML_SCOPE_* */
+    uint32_t level;  /* the level that binds (smallest free) */
 } ml_figures;
 
 /* May be taken by this process now. ML_NOT_READY: unknown. HOT */
@@ -183,17 +184,17 @@ int ml_device_free(ml_device *device, uint64_t *bytes);
 /* Everything, in one scan of the records. HOT */
 int ml_device_figures(ml_device *device, ml_figures *out);
 
-/* ---- claims ---------------------------------------------------------------------------------------------- */
+/* ---- claims ---- */
 
 struct ml_claim {
-    ml_account *account;       /* NULL: ended */
-    ml_claim *next, **link;    /* the ledger's list, for expiry */
-    uint64_t size_bytes;       /* what was asked; resize changes it */
-    uint64_t open_bytes;       /* of those not yet landed */
-    uint64_t deadline_ns;      /* os_now_ns; 0: none */
-    uint32_t checked;          /* 0: granted without a check, since there was nothing to check against */
+    ml_account *account;    /* NULL: ended */
+    ml_claim *next, **link; /* the ledger's list, for expiry */
+    uint64_t size_bytes;    /* what was asked; resize changes it */
+    uint64_t open_bytes;    /* of those not yet landed */
+    uint64_t deadline_ns;   /* os_now_ns; 0: none */
+    uint32_t checked;       /* 0: granted without a check, since there was nothing to check against */
     uint32_t expired;
-    uint64_t fork_count;       /* claims do not survive a fork */
+    uint64_t fork_count; /* claims do not survive a fork */
 };
 
 /* Grant or refuse at once. `replacing` bytes of the own held go first, so only the rest is claimed now. The caller
@@ -214,7 +215,7 @@ int ml_claim_cancel(ml_claim *claim);
 int ml_claim_resize(ml_claim *claim, uint64_t bytes);
 int ml_claim_renew(ml_claim *claim, uint64_t ttl_ns);
 
-/* ---- readings -------------------------------------------------------------------------------------------- */
+/* ---- readings ---- */
 
 typedef struct ml_reading {
     uint64_t total, free, reserved;
@@ -232,10 +233,10 @@ typedef struct ml_reading {
 
 typedef struct ml_reading_op {
     unsigned pool;
-    uint64_t newest;                    /* as loaded before the source call */
+    uint64_t newest; /* as loaded before the source call */
     uint64_t begin_ns;
     uint64_t held_before[ML_SLOTS_MAX];
-    uint64_t dead[ML_SLOTS_MAX / 64];   /* members proven dead: not part of S */
+    uint64_t dead[ML_SLOTS_MAX / 64]; /* members proven dead: not part of S */
     void *view;
 } ml_reading_op;
 
@@ -248,16 +249,16 @@ int ml_reading_get(ml_ledger *ledger, unsigned pool, ml_reading *out);
 /* Another layout's segment has (or has no longer) live members: figures are then not complete. */
 void ml_ledger_set_foreign_layout(ml_ledger *ledger, bool present);
 
-/* ---- housekeeping ---------------------------------------------------------------------------------------- */
+/* ---- housekeeping ---- */
 
 /* Sleep until woken or for `timeout_ns`. */
 void ml_ledger_wait(ml_ledger *ledger, uint64_t timeout_ns);
 void ml_ledger_wake(ml_ledger *ledger);
 
 typedef struct ml_tick {
-    uint64_t due_pools;        /* bit per pool of this handle: take a reading now */
-    uint64_t next_ns;          /* when to tick again, from now */
-    uint32_t changed;          /* the handle moved to another segment, slot or mode */
+    uint64_t due_pools; /* bit per pool of this handle: take a reading now */
+    uint64_t next_ns;   /* when to tick again, from now */
+    uint32_t changed;   /* the handle moved to another segment, slot or mode */
 } ml_tick;
 /* One round: expiry, segment re-check and re-join when due, which readings are due from this member. */
 int ml_ledger_tick(ml_ledger *ledger, ml_tick *out);
@@ -265,8 +266,8 @@ int ml_ledger_tick(ml_ledger *ledger, ml_tick *out);
 void ml_ledger_set_reader(ml_ledger *ledger, unsigned pool, bool can_read);
 
 typedef struct ml_sweep {
-    uint64_t dead[ML_SLOTS_MAX / 64];  /* proven, and their locks held shared until commit */
-    uint64_t want_reading;             /* bit per pool of this handle in which a dead member holds bytes */
+    uint64_t dead[ML_SLOTS_MAX / 64]; /* proven, and their locks held shared until commit */
+    uint64_t want_reading;            /* bit per pool of this handle in which a dead member holds bytes */
     unsigned count;
     void *state;
 } ml_sweep;
@@ -276,7 +277,7 @@ int ml_sweep_begin(ml_ledger *ledger, ml_sweep *out);
  * *freed_bytes: held and claims given back. Always ends the sweep. */
 int ml_sweep_commit(ml_ledger *ledger, ml_sweep *sweep, uint64_t *freed_bytes);
 
-/* ---- looking --------------------------------------------------------------------------------------------- */
+/* ---- looking ---- */
 
 #define ML_MEMBER_JOINING 1
 #define ML_MEMBER_LIVE 2
@@ -301,7 +302,7 @@ typedef struct ml_row {
 } ml_row;
 
 typedef struct ml_snapshot {
-    ml_figures figures;       /* as a non-member sees them: own figures 0 */
+    ml_figures figures; /* as a non-member sees them: own figures 0 */
     ml_reading reading;
     char key[ML_KEY_BYTES];
     char aliases[ML_ALIASES_MAX][ML_KEY_BYTES];
@@ -327,10 +328,10 @@ uint64_t ml_image_pools(ml_image *image);
 int ml_image_snapshot(ml_image *image, unsigned pool, ml_snapshot *out);
 unsigned ml_image_members(ml_image *image, ml_member *out, unsigned capacity);
 
-/* ---- check ----------------------------------------------------------------------------------------------- */
+/* ---- check ---- */
 
 typedef struct ml_finding {
-    unsigned invariant; /* number in docs/design.md */
+    unsigned invariant;  /* number in docs/design.md */
     unsigned pool, slot; /* ML_POOLS_MAX / ML_SLOTS_MAX: not about one */
     uint64_t expected, actual;
     char text[96];

@@ -78,7 +78,7 @@ static int write_zeros(int fd, uint64_t offset, uint64_t length_bytes) {
 }
 
 /* Every block, before anybody maps it: a page that cannot be backed later would be a SIGBUS in some thread of the
- * host. In steps, because the kernel undoes a reservation that a signal interrupts: a profiler's timer could
+ * host. In steps, because some kernels undo a reservation that a signal interrupts: a profiler's timer could
  * interrupt one long call for ever. */
 static int reserve(int fd, uint64_t size_bytes) {
     struct rlimit limit;

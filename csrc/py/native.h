@@ -17,8 +17,7 @@ typedef struct module_state {
 } module_state;
 
 typedef struct LedgerObject {
-    PyObject_HEAD
-    ml_ledger *core;
+    PyObject_HEAD ml_ledger *core;
     module_state *state;
     uint64_t fork_count; /* as last seen: a change means that this is a forked child */
 } LedgerObject;
@@ -33,8 +32,7 @@ typedef struct figures_cache {
 
 /* First in Device and Account, so that their methods share one implementation. */
 typedef struct AccountObject {
-    PyObject_HEAD
-    ml_account *account;
+    PyObject_HEAD ml_account *account;
     LedgerObject *ledger;
 } AccountObject;
 
@@ -47,12 +45,11 @@ typedef struct DeviceObject {
 } DeviceObject;
 
 typedef struct ClaimObject {
-    PyObject_HEAD
-    AccountObject *owner;
+    PyObject_HEAD AccountObject *owner;
     ml_claim claim;
 } ClaimObject;
 
-/* ---- native_cold.c ---------------------------------------------------------------------------------------------- */
+/* ---- native_cold.c ---- */
 
 /* Resolves an ML_SLOW_* answer without the GIL, and tells the Python side when this turned out to be a forked child.
  * False: an exception is set. */
@@ -102,7 +99,7 @@ bool native_note_fork(LedgerObject *ledger);
 bool native_add_types(PyObject *module);
 extern PyMethodDef native_module_methods[];
 
-/* ---- native_hot.c ------------------------------------------------------------------------------------------------ */
+/* ---- native_hot.c ---- */
 
 PyObject *native_device_free(PyObject *self, PyObject *unused);
 PyObject *native_device_available(PyObject *self, PyObject *unused);

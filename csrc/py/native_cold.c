@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const reason_names[] = {NULL,          "no_probe",    "probe_failed", "not_supported",
-                                           "no_permission", "gpu_lost",  "implausible",  "suspended",
-                                           "stale",       "idle",        "frozen",       "private"};
+static const char *const reason_names[] = {NULL,       "no_probe",    "probe_failed", "not_supported", "no_permission",
+                                           "gpu_lost", "implausible", "suspended",    "stale",         "idle",
+                                           "frozen",   "private"};
 static const char *const scope_names[] = {"none", "device", "process"};
 #define COUNT_OF(array) (sizeof(array) / sizeof *(array))
 
@@ -37,12 +37,12 @@ static PyObject *bytes_or_none(uint64_t value) {
     return PyLong_FromUnsignedLongLong(value);
 }
 
-/* ---- exceptions ----------------------------------------------------------------------------------------------------- */
+/* ---- exceptions ---- */
 
 PyObject *native_raise_named(const char *name, PyObject *argument) {
     PyObject *errors = PyImport_ImportModule("memledger.errors");
     PyObject *type = errors ? PyObject_GetAttrString(errors, name) : NULL;
-    PyObject *error = !type ? NULL
+    PyObject *error = !type      ? NULL
                       : argument ? PyObject_CallFunctionObjArgs(type, argument, NULL)
                                  : PyObject_CallFunctionObjArgs(type, NULL);
     if (error) PyErr_SetObject(type, error);
@@ -61,20 +61,21 @@ PyObject *native_raise(int status, const char *what) {
     switch (status) {
         case ML_ERR_CLOSED: return native_raise_named("LedgerClosed", NULL);
         case ML_ERR_FIGURE:
-            return raise_figure(PyUnicode_FromFormat(
-                "%s(): the sum of this process's figures must stay within 0 and 2^63-1 bytes, and releasable within held",
-                what));
+            return raise_figure(
+                PyUnicode_FromFormat("%s(): the sum of this process's figures must stay within 0 and 2^63-1 bytes, and "
+                                     "releasable within held",
+                                     what));
         case ML_ERR_MEMORY: return PyErr_NoMemory();
         default:
-            return native_raise_named("LedgerError",
-                               PyUnicode_FromFormat("%s() ended with status %d, which it never should", what, status));
+            return native_raise_named(
+                "LedgerError", PyUnicode_FromFormat("%s() ended with status %d, which it never should", what, status));
     }
 }
 
 PyObject *native_releasable_above_held(const ml_amounts *amounts) {
-    return raise_figure(PyUnicode_FromFormat("releasable is a part of held, so it cannot exceed it: expected at most %llu, got %llu",
-                                             (unsigned long long)amounts->held,
-                                             (unsigned long long)amounts->releasable));
+    return raise_figure(
+        PyUnicode_FromFormat("releasable is a part of held, so it cannot exceed it: expected at most %llu, got %llu",
+                             (unsigned long long)amounts->held, (unsigned long long)amounts->releasable));
 }
 
 PyObject *native_bad_argument(const char *method, PyObject *name) {
@@ -133,7 +134,7 @@ static bool seconds_to_ns(PyObject *object, const char *name, uint64_t *out) {
     return true;
 }
 
-/* ---- recovery --------------------------------------------------------------------------------------------------------- */
+/* ---- recovery ---- */
 
 bool native_note_fork(LedgerObject *ledger) {
     uint64_t forks = ml_ledger_fork_count(ledger->core);
@@ -155,15 +156,15 @@ bool native_recover(LedgerObject *ledger, int status) {
     return false;
 }
 
-/* ---- figures ------------------------------------------------------------------------------------------------------------ */
+/* ---- figures ---- */
 
 PyObject *native_figures_object(module_state *state, const ml_figures *f, int status) {
     bool known = status == ML_OK;
     PyObject *tuple = PyStructSequence_New(state->figures_type);
     if (!tuple) return NULL;
     const uint64_t asked[4] = {f->free, f->available, f->budget, f->total};
-    const uint64_t plain[8] = {f->held, f->releasable, f->pinned, f->claimed,
-                               f->own_held, f->own_claimed, f->claimed_by_others, f->headroom};
+    const uint64_t plain[8] = {f->held,        f->releasable,        f->pinned,  f->claimed, f->own_held,
+                               f->own_claimed, f->claimed_by_others, f->headroom};
     const uint64_t derived[3] = {f->unaccounted, f->overcommit, f->reserved};
     Py_ssize_t at = 0;
     for (int i = 0; i < 4; i++) PyStructSequence_SetItem(tuple, at++, bytes_or_none(known ? asked[i] : UINT64_MAX));
@@ -183,27 +184,26 @@ PyObject *native_figures_object(module_state *state, const ml_figures *f, int st
 
 static PyObject *reading_dict(const ml_reading *r) {
     bool known = r->sequence && (r->reason == ML_REASON_NONE || r->reason == ML_REASON_FROZEN);
-    return Py_BuildValue("{s:N,s:N,s:N,s:N,s:N,s:N,s:N,s:N,s:I,s:N,s:d,s:N,s:K}", "total",
-                         bytes_or_none(known ? r->total : UINT64_MAX), "free",
-                         bytes_or_none(known ? r->free : UINT64_MAX), "reserved", bytes_or_none(known ? r->reserved : 0),
-                         "immediate", bytes_or_none(known ? r->immediate : UINT64_MAX), "soft_limit",
-                         bytes_or_none(known ? r->soft_limit : UINT64_MAX), "source", source_name(r->source), "scope",
-                         scope_name(known ? r->scope : ML_SCOPE_NONE), "reason", reason_name(r->reason), "flags", r->flags,
-                         "reader", r->sequence ? PyLong_FromUnsignedLong(r->reader) : Py_NewRef(Py_None), "age_s",
-                         (double)r->age_ns / 1e9, "unaccounted", bytes_or_none(known ? r->unaccounted : UINT64_MAX),
-                         "sequence", (unsigned long long)r->sequence);
+    return Py_BuildValue(
+        "{s:N,s:N,s:N,s:N,s:N,s:N,s:N,s:N,s:I,s:N,s:d,s:N,s:K}", "total", bytes_or_none(known ? r->total : UINT64_MAX),
+        "free", bytes_or_none(known ? r->free : UINT64_MAX), "reserved", bytes_or_none(known ? r->reserved : 0),
+        "immediate", bytes_or_none(known ? r->immediate : UINT64_MAX), "soft_limit",
+        bytes_or_none(known ? r->soft_limit : UINT64_MAX), "source", source_name(r->source), "scope",
+        scope_name(known ? r->scope : ML_SCOPE_NONE), "reason", reason_name(r->reason), "flags", r->flags, "reader",
+        r->sequence ? PyLong_FromUnsignedLong(r->reader) : Py_NewRef(Py_None), "age_s", (double)r->age_ns / 1e9,
+        "unaccounted", bytes_or_none(known ? r->unaccounted : UINT64_MAX), "sequence", (unsigned long long)r->sequence);
 }
 
 static PyObject *snapshot_dict(module_state *state, const ml_snapshot *s) {
     PyObject *rows = PyList_New(0), *aliases = PyList_New(0);
     for (unsigned i = 0; rows && i < s->row_count; i++) {
         const ml_row *r = &s->rows[i];
-        PyObject *row = Py_BuildValue("{s:I,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:N}", "slot", r->slot, "generation",
-                                      (unsigned long long)r->generation, "held", (unsigned long long)r->held,
-                                      "releasable", (unsigned long long)r->releasable, "pinned",
-                                      (unsigned long long)r->pinned, "claimed", (unsigned long long)r->claims, "pending",
-                                      (unsigned long long)r->pending, "headroom", (unsigned long long)r->headroom,
-                                      "limit", bytes_or_none(r->limit));
+        PyObject *row =
+            Py_BuildValue("{s:I,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:N}", "slot", r->slot, "generation",
+                          (unsigned long long)r->generation, "held", (unsigned long long)r->held, "releasable",
+                          (unsigned long long)r->releasable, "pinned", (unsigned long long)r->pinned, "claimed",
+                          (unsigned long long)r->claims, "pending", (unsigned long long)r->pending, "headroom",
+                          (unsigned long long)r->headroom, "limit", bytes_or_none(r->limit));
         if (!row || PyList_Append(rows, row) != 0) {
             Py_XDECREF(row);
             Py_CLEAR(rows);
@@ -222,11 +222,11 @@ static PyObject *snapshot_dict(module_state *state, const ml_snapshot *s) {
         Py_XDECREF(aliases);
         return NULL;
     }
-    return Py_BuildValue("{s:s,s:N,s:i,s:I,s:K,s:N,s:N,s:N,s:N}", "key", s->key, "aliases", aliases, "kind", s->kind,
-                         "shift", s->shift, "generation", (unsigned long long)s->generation, "coherent",
-                         PyBool_FromLong(s->coherent), "figures",
-                         native_figures_object(state, &s->figures, s->figures.flags & ML_FIGURES_KNOWN ? ML_OK : ML_NOT_READY),
-                         "reading", reading_dict(&s->reading), "rows", rows);
+    return Py_BuildValue(
+        "{s:s,s:N,s:i,s:I,s:K,s:N,s:N,s:N,s:N}", "key", s->key, "aliases", aliases, "kind", s->kind, "shift", s->shift,
+        "generation", (unsigned long long)s->generation, "coherent", PyBool_FromLong(s->coherent), "figures",
+        native_figures_object(state, &s->figures, s->figures.flags & ML_FIGURES_KNOWN ? ML_OK : ML_NOT_READY),
+        "reading", reading_dict(&s->reading), "rows", rows);
 }
 
 static PyObject *members_list(const ml_member *members, unsigned count) {
@@ -261,15 +261,17 @@ static PyObject *findings_list(const ml_finding *findings, unsigned count, unsig
 }
 
 static PyObject *info_dict(const ml_ledger_info *i) {
-    return Py_BuildValue("{s:i,s:i,s:i,s:s,s:I,s:K,s:N,s:(II),s:K,s:K,s:K,s:K}", "mode", i->mode, "status",
+    return Py_BuildValue("{s:i,s:i,s:i,s:s,s:I,s:K,s:N,s:(II),s:K,s:K,s:K,s:K,s:K,s:K}", "mode", i->mode, "status",
                          i->degraded_status, "system_code", i->system_code, "system_call", i->system_call, "slot",
                          i->slot, "generation", (unsigned long long)i->generation, "path",
                          PyUnicode_DecodeFSDefault(i->path), "layout", i->layout_major, i->layout_minor, "rejoin_count",
                          (unsigned long long)i->rejoin_count, "period_ns", (unsigned long long)i->period_ns,
-                         "file_device", (unsigned long long)i->file_device, "file_id", (unsigned long long)i->file_id);
+                         "file_device", (unsigned long long)i->file_device, "file_id", (unsigned long long)i->file_id,
+                         "overflow_count", (unsigned long long)i->overflow_count, "sweep_count",
+                         (unsigned long long)i->sweep_count);
 }
 
-/* ---- Ledger --------------------------------------------------------------------------------------------------------------- */
+/* ---- Ledger ---- */
 
 PyObject *native_ledger_info(PyObject *self, PyObject *unused) {
     ml_ledger_info info;
@@ -502,7 +504,7 @@ PyObject *native_ledger_check(PyObject *self, PyObject *unused) {
     return list;
 }
 
-/* ---- Device and Claim: what may block ------------------------------------------------------------------------------------------ */
+/* ---- Device and Claim: what may block ---- */
 
 PyObject *native_claim_slow(PyObject *self, uint64_t bytes, uint64_t replacing, PyObject *ttl) {
     return PyObject_CallMethod(self, "_claim_slow", "KKO", (unsigned long long)bytes, (unsigned long long)replacing,
@@ -618,7 +620,7 @@ PyObject *native_claim_renew(PyObject *self_object, PyObject *ttl) {
     Py_RETURN_NONE;
 }
 
-/* ---- module functions ----------------------------------------------------------------------------------------------------------------- */
+/* ---- module functions ---- */
 
 static PyObject *image_parts(module_state *state, ml_image *image) {
     ml_snapshot *snapshot = malloc(sizeof *snapshot);
@@ -704,4 +706,3 @@ PyObject *native_module_unlink(PyObject *module, PyObject *args) {
     Py_DECREF(path);
     return Py_BuildValue("(iis)", (int)status, error.code, error.call ? error.call : "");
 }
-

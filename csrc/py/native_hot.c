@@ -6,16 +6,16 @@
 #define SLOW_TRIES 1000 /* each recovers something; a handful is the most ever needed */
 
 /* Runs `call` until it gives no slow answer, or returns NULL with an exception set. `status` is the caller's. */
-#define RETRY_SLOW(status, ledger, call)                                                             \
-    do {                                                                                             \
-        (status) = (call);                                                                           \
+#define RETRY_SLOW(status, ledger, call)                                                               \
+    do {                                                                                               \
+        (status) = (call);                                                                             \
         for (int tries_ = 0; ML_UNLIKELY((status) >= ML_SLOW_LOCK) && tries_ < SLOW_TRIES; tries_++) { \
-            if (!native_recover((ledger), (status))) return NULL;                                    \
-            (status) = (call);                                                                       \
-        }                                                                                            \
+            if (!native_recover((ledger), (status))) return NULL;                                      \
+            (status) = (call);                                                                         \
+        }                                                                                              \
     } while (0)
 
-/* ---- keyword arguments ------------------------------------------------------------------------------------------- */
+/* ---- keyword arguments ---- */
 
 typedef struct amounts_arguments {
     PyObject *value[3]; /* held, releasable, pinned; NULL when absent */
@@ -60,7 +60,7 @@ static bool native_difference(PyObject *object, const char *name, int64_t *out) 
     return native_difference_slow(object, name, out);
 }
 
-/* ---- Account and Device: publish and add ---------------------------------------------------------------------------- */
+/* ---- Account and Device: publish and add ---- */
 
 PyObject *native_account_publish(PyObject *self_object, PyObject *const *args, Py_ssize_t count, PyObject *names) {
     AccountObject *self = (AccountObject *)self_object;
@@ -91,7 +91,7 @@ PyObject *native_account_add(PyObject *self_object, PyObject *const *args, Py_ss
     Py_RETURN_NONE;
 }
 
-/* ---- figures ------------------------------------------------------------------------------------------------------- */
+/* ---- figures ---- */
 
 PyObject *native_device_free(PyObject *self_object, PyObject *unused) {
     DeviceObject *self = (DeviceObject *)self_object;
@@ -204,7 +204,7 @@ PyObject *native_device_empty(PyObject *self, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
-/* ---- claims -------------------------------------------------------------------------------------------------------- */
+/* ---- claims ---- */
 
 PyObject *native_account_try_claim(PyObject *self_object, PyObject *const *args, Py_ssize_t count, PyObject *names) {
     AccountObject *self = (AccountObject *)self_object;

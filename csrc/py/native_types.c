@@ -54,10 +54,9 @@ static PyObject *ledger_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
                         ML_PATH_BYTES, ML_SLOTS_MAX);
 }
 
-/* The handle stays: the housekeeping thread may be on its way into it. A dropped ledger has left. */
+/* The handle and its slot stay: objects are also dropped while the interpreter ends, and the driver has this process's
+ * bytes until the very end. Who wants to leave calls leave(). */
 static void ledger_dealloc(PyObject *self) {
-    ml_ledger *core = ((LedgerObject *)self)->core;
-    if (core) (void)ml_ledger_leave(core);
     object_free(self);
 }
 
@@ -71,7 +70,8 @@ static bool parse_level(PyObject *item, ml_pool_spec *out) {
     out->largest_bytes = largest;
     Py_ssize_t count = PyTuple_Size(aliases);
     if (count < 0 || count > ML_ALIASES_MAX) {
-        if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "expected at most %d aliases, got %zd", ML_ALIASES_MAX, count);
+        if (!PyErr_Occurred())
+            PyErr_Format(PyExc_ValueError, "expected at most %d aliases, got %zd", ML_ALIASES_MAX, count);
         return false;
     }
     for (Py_ssize_t a = 0; a < count; a++) {
@@ -105,8 +105,9 @@ static PyObject *device_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         return PyErr_Format(PyExc_ValueError, "bad levels: keys of 1 to %d bytes, kinds of 0..4, no pool twice",
                             ML_KEY_BYTES - 1);
     if (status == ML_FULL)
-        return native_raise_named("LedgerError", PyUnicode_FromFormat("this process has opened %d pools, and can open no more",
-                                                               ML_LOCAL_POOLS_MAX));
+        return native_raise_named(
+            "LedgerError",
+            PyUnicode_FromFormat("this process has opened %d pools, and can open no more", ML_LOCAL_POOLS_MAX));
     if (status != ML_OK) return native_raise(status, "device");
     if (!native_note_fork((LedgerObject *)ledger)) return NULL;
     DeviceObject *self = (DeviceObject *)object_new(type);
@@ -143,7 +144,8 @@ static PyObject *account_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     Py_BEGIN_ALLOW_THREADS;
     status = ml_account_open(device->device, name, &account);
     Py_END_ALLOW_THREADS;
-    if (status == ML_ERR_ARGUMENT) return PyErr_Format(PyExc_ValueError, "expected a name of 1 to 31 bytes, got '%s'", name);
+    if (status == ML_ERR_ARGUMENT)
+        return PyErr_Format(PyExc_ValueError, "expected a name of 1 to 31 bytes, got '%s'", name);
     if (status != ML_OK) return native_raise(status, "account");
     AccountObject *self = (AccountObject *)object_new(type);
     if (!self) return NULL;
@@ -166,7 +168,8 @@ ClaimObject *native_claim_new(AccountObject *owner) {
     return claim;
 }
 
-/* A claim that nobody can settle any more is cancelled, or its bytes would stay promised for the life of the process. */
+/* A claim that nobody can settle any more is cancelled, or its bytes would stay promised for the life of the process.
+ */
 static void claim_dealloc(PyObject *self_object) {
     ClaimObject *self = (ClaimObject *)self_object;
     if (self->owner) {
@@ -200,33 +203,34 @@ static PyObject *claim_get_ended(PyObject *self, void *unused) {
     return PyBool_FromLong(((ClaimObject *)self)->claim.link == NULL);
 }
 
-static PyGetSetDef account_getset[] = {{"amounts", native_account_amounts, NULL, "(held, releasable, pinned) as published", NULL},
-                                       {NULL, NULL, NULL, NULL, NULL}};
+static PyGetSetDef account_getset[] = {
+    {"amounts", native_account_amounts, NULL, "(held, releasable, pinned) as published", NULL},
+    {NULL, NULL, NULL, NULL, NULL}};
 static PyGetSetDef claim_getset[] = {
-    {"checked", claim_get_checked, NULL, "False: granted without a check, since there was nothing to check against", NULL},
+    {"checked", claim_get_checked, NULL, "False: granted without a check, since there was nothing to check against",
+     NULL},
     {"expired", claim_get_expired, NULL, "True: the ttl has passed and the rest was dropped", NULL},
     {"size", claim_get_size, NULL, "Bytes asked for", NULL},
     {"open", claim_get_open, NULL, "Bytes of those that have not landed", NULL},
     {"ended", claim_get_ended, NULL, "True once settled, cancelled or expired", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
-static PyMethodDef ledger_methods[] = {
-    {"_info", native_ledger_info, METH_NOARGS, NULL},
-    {"_leave", native_ledger_leave, METH_NOARGS, NULL},
-    {"_wait", native_ledger_wait, METH_O, NULL},
-    {"_wake", native_ledger_wake, METH_NOARGS, NULL},
-    {"_tick", native_ledger_tick, METH_NOARGS, NULL},
-    {"_set_reader", native_ledger_set_reader, METH_VARARGS, NULL},
-    {"_set_foreign_layout", native_ledger_set_foreign_layout, METH_O, NULL},
-    {"_reading", native_ledger_reading, METH_O, NULL},
-    {"_reading_begin", native_ledger_reading_begin, METH_VARARGS, NULL},
-    {"_reading_end", native_ledger_reading_end, METH_VARARGS, NULL},
-    {"_sweep_begin", native_ledger_sweep_begin, METH_NOARGS, NULL},
-    {"_sweep_commit", native_ledger_sweep_commit, METH_O, NULL},
-    {"_snapshot", native_ledger_snapshot, METH_O, NULL},
-    {"_members", native_ledger_members, METH_NOARGS, NULL},
-    {"_check", native_ledger_check, METH_NOARGS, NULL},
-    {NULL, NULL, 0, NULL}};
+static PyMethodDef ledger_methods[] = {{"_info", native_ledger_info, METH_NOARGS, NULL},
+                                       {"_leave", native_ledger_leave, METH_NOARGS, NULL},
+                                       {"_wait", native_ledger_wait, METH_O, NULL},
+                                       {"_wake", native_ledger_wake, METH_NOARGS, NULL},
+                                       {"_tick", native_ledger_tick, METH_NOARGS, NULL},
+                                       {"_set_reader", native_ledger_set_reader, METH_VARARGS, NULL},
+                                       {"_set_foreign_layout", native_ledger_set_foreign_layout, METH_O, NULL},
+                                       {"_reading", native_ledger_reading, METH_O, NULL},
+                                       {"_reading_begin", native_ledger_reading_begin, METH_VARARGS, NULL},
+                                       {"_reading_end", native_ledger_reading_end, METH_VARARGS, NULL},
+                                       {"_sweep_begin", native_ledger_sweep_begin, METH_NOARGS, NULL},
+                                       {"_sweep_commit", native_ledger_sweep_commit, METH_O, NULL},
+                                       {"_snapshot", native_ledger_snapshot, METH_O, NULL},
+                                       {"_members", native_ledger_members, METH_NOARGS, NULL},
+                                       {"_check", native_ledger_check, METH_NOARGS, NULL},
+                                       {NULL, NULL, 0, NULL}};
 
 static PyMethodDef account_methods[] = {
     {"publish", FAST(native_account_publish), KEYWORDS,
@@ -256,7 +260,8 @@ static PyMethodDef device_methods[] = {
 
 static PyMethodDef claim_methods[] = {
     {"publish", FAST(native_claim_publish), KEYWORDS,
-     "publish(held, *, releasable=..., pinned=...)\n\nAbsolute publish that this claim pays for: as held grows the claim "
+     "publish(held, *, releasable=..., pinned=...)\n\nAbsolute publish that this claim pays for: as held grows the "
+     "claim "
      "shrinks, and the reverse. What is not given stays as it is."},
     {"settle", FAST(native_claim_settle), KEYWORDS,
      "settle(held, *, releasable=..., pinned=...)\n\nAs publish, and the rest of the claim is dropped."},
@@ -275,8 +280,10 @@ static PyType_Slot ledger_slots[] = {{Py_tp_new, (void *)ledger_new},
                                      {Py_tp_methods, ledger_methods},
                                      {Py_tp_doc, "A joined handle; memledger.join() makes it."},
                                      {0, NULL}};
-static PyType_Slot account_slots[] = {{Py_tp_new, (void *)account_new}, {Py_tp_dealloc, (void *)account_dealloc},
-                                      {Py_tp_methods, account_methods}, {Py_tp_getset, account_getset},
+static PyType_Slot account_slots[] = {{Py_tp_new, (void *)account_new},
+                                      {Py_tp_dealloc, (void *)account_dealloc},
+                                      {Py_tp_methods, account_methods},
+                                      {Py_tp_getset, account_getset},
                                       {Py_tp_doc, "A named part of what this process publishes."},
                                       {0, NULL}};
 static PyType_Slot device_slots[] = {{Py_tp_new, (void *)device_new},

@@ -19,7 +19,7 @@ _STOP_TIMEOUT_S = 1.0
 
 
 class Housekeeping:
-    """Owns the thread. The thread keeps no ledger alive while it waits longer than a round."""
+    """Owns the thread."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = weakref.ref(ledger)

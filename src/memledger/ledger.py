@@ -179,7 +179,10 @@ class Ledger(_native.Ledger):
     def _read_if_older(self, pool: int, max_age_s: float) -> None:
         fields = self._reading(pool)
         known = fields["sequence"] and fields["total"] is not None
-        if pool in self._pool_sources and not (known and fields["age_s"] <= max_age_s):
+        if known and fields["age_s"] <= max_age_s:
+            return
+        retry_at, _ = self._source_retry.get(pool, (0.0, 0.0))
+        if pool in self._pool_sources and time.monotonic() >= retry_at:
             self._take_reading(pool)
 
     def _read_if_due(self, device: Device) -> None:

@@ -1,0 +1,70 @@
+# The one door: `make help`. Every target makes what it needs in .venv; nothing outside this folder is changed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+C_FILES := $(shell find csrc tests/c benchmarks -name '*.[ch]' 2>/dev/null)
+NATIVE_INPUTS := setup.py pyproject.toml src/memledger/_ffi_build.py $(shell find csrc -name '*.[ch]')
+
+.PHONY: help demo test test-c lint fix bench model soak clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo    watch processes share a simulated card, without and with the ledger (under a minute)"
+	@echo "make test    all tests: C, Python, cases, crash tests (some minutes)"
+	@echo "make lint    formatting, types, layering and source rules"
+	@echo "make fix     format and fix what tools can fix"
+	@echo "make bench   speed, each figure beside an empty method of the same kind"
+	@echo "make model   the protocols' Spin models"
+	@echo "make soak    the long suite (hours by SOAK_S=seconds)"
+	@echo "make clean   remove .venv and what was built"
+	@echo "PYTHON=python3.12 make ... takes another interpreter (3.10 or newer)"
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "memledger needs Python 3.10 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try PYTHON=python3.12 make ..." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { rm -rf $(VENV); echo "could not make a virtual environment; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	@$(BIN)/python -m pip install --quiet --upgrade pip
+
+# The package itself, with what the command line and the demo show things with.
+$(VENV)/.built: $(BIN)/python $(NATIVE_INPUTS)
+	@echo "building memledger into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --editable '.[cli]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.built requirements-dev.txt
+	@$(BIN)/python -m pip install --quiet --requirement requirements-dev.txt
+	@touch $@
+
+demo: $(VENV)/.built
+	@$(BIN)/memledger demo
+
+test-c: $(VENV)/.dev
+	@$(BIN)/python tests/c/run.py
+
+test: test-c
+	@$(BIN)/python -m pytest -q
+
+lint: $(VENV)/.dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/clang-format --dry-run --Werror $(C_FILES)
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -q tests/lint
+
+fix: $(VENV)/.dev
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+	@$(BIN)/clang-format -i $(C_FILES)
+
+bench: $(VENV)/.dev
+	@$(BIN)/python benchmarks/report.py
+
+model: $(BIN)/python
+	@$(BIN)/python tests/model/run.py
+
+soak: $(VENV)/.dev
+	@$(BIN)/python -m pytest -q -m long
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info src/memledger/*.so
