@@ -95,32 +95,48 @@ static sums scan(attempt *a, unsigned level, uint64_t seen[ML_SLOTS_MAX]) {
     return s;
 }
 
-/* Bytes that move from one member to another during a scan count twice. So a refusal stands only if a whole second
- * pass finds every word and version as the first did. */
-static bool surely_full(attempt *a, unsigned level) {
+/* One pass over a level for surely_full. The digests stand for 256 kept words: equal digests of two passes are taken
+ * for equal passes; an error (2^-64) refuses one claim wrongly. */
+typedef struct pass {
+    uint64_t total, words, versions;
+    bool agree; /* each word is what its record says */
+} pass;
+
+static pass pass_over(const attempt *a, unsigned level) {
     const ml_local_pool *pool = a->device->level[level];
-    for (int t = 0; t < REFUSAL_TRIES; t++) {
-        uint64_t sum = a->committed[level] + a->units[level], words = 0, versions = 0;
-        for (int pass = 0; pass < 2; pass++) {
-            uint64_t w = 0, v = 0, total = a->committed[level] + a->units[level];
-            ML_FOR_EACH_SLOT(i, ML_SLOT_BITS(pool->entry->publishers), pool->view->slot_count) {
-                if (i == pool->me) continue;
-                const ml_record *record = ml_view_record(pool->view, pool->index, i);
-                uint64_t word = ml_load_seq_cst(&record->word);
-                total += ML_WORD_COMMITTED(word);
-                /* Position-dependent digests in place of 256 kept words: equal digests of two passes are taken for
-                 * equal passes; an error (2^-64) refuses one claim wrongly. */
-                w = (w ^ ML_WORD_COMMITTED(word)) * UINT64_C(0x9e3779b97f4a7c15) + i;
-                v = (v ^ ml_load_seq_cst(&record->version)) * UINT64_C(0xc2b2ae3d27d4eb4f) + i;
-            }
-            if (total <= a->top[level]) return false;
-            if (pass == 1 && w == words && v == versions && total == sum) return true;
-            words = w;
-            versions = v;
-            sum = total;
-        }
+    pass p = {.total = a->committed[level] + a->units[level], .agree = true};
+    ML_FOR_EACH_SLOT(i, ML_SLOT_BITS(pool->entry->publishers), pool->view->slot_count) {
+        if (i == pool->me) continue;
+        const ml_record *record = ml_view_record(pool->view, pool->index, i);
+        uint64_t committed = ML_WORD_COMMITTED(ml_load_seq_cst(&record->word)), version = 0;
+        ml_figure f;
+        bool read = ml_record_read(record, &f, &version);
+        p.agree = p.agree && read && ml_units_ceil(ml_add_sat(f.held, f.claims), pool->shift) == committed;
+        p.total += committed;
+        p.words = (p.words ^ committed) * UINT64_C(0x9e3779b97f4a7c15) + i;
+        p.versions = (p.versions ^ version) * UINT64_C(0xc2b2ae3d27d4eb4f) + i;
     }
-    return false;
+    return p;
+}
+
+/* Bytes that move from one member to another during a scan count twice, so a refusal is exact only if two passes find
+ * the same words, and either the change counter stood still from before the first to after the second, or every version
+ * did and every record agrees with its word. (Words and versions alone prove nothing: a member that shrank and grew
+ * again has the old pair back until it publishes. A model finds that run.) Where the tries run out the claim is refused
+ * all the same: the committed units of one pass did not leave room. */
+static bool surely_full(const attempt *a, unsigned level) {
+    const ml_u64 *change = &a->device->level[level]->entry->change;
+    for (int t = 0; t < REFUSAL_TRIES; t++) {
+        uint64_t counter = ml_load_seq_cst(change);
+        pass first = pass_over(a, level);
+        if (first.total <= a->top[level]) return false;
+        pass second = pass_over(a, level);
+        if (second.total <= a->top[level]) return false;
+        if (first.words != second.words) continue;
+        if (ml_load_seq_cst(change) == counter) return true;
+        if (first.versions == second.versions && first.agree && second.agree) return true;
+    }
+    return true;
 }
 
 /* Abort those that stand in the way at this level; older ones only after giving them time. False: own attempt was

@@ -258,7 +258,9 @@ typedef struct ml_figure {
 } ml_figure;
 /* Under M. Publishes pool's sums: fills the next copy, raises the version. */
 void ml_record_publish(ml_local_pool *pool, uint64_t generation);
-void ml_record_publish_zero(ml_record *record, uint64_t generation);
+/* For whoever holds the slot's lock: zeros as version + 1, unless another sweeper was faster. `version` was loaded
+ * before anything else of the record was looked at. */
+void ml_record_publish_zero(ml_record *record, uint64_t version, uint64_t generation);
 /* A copy from one publish, never a mix. False after 16 tries; then *out is what was last copied. */
 bool ml_record_read(const ml_record *record, ml_figure *out, uint64_t *version);
 

@@ -149,9 +149,11 @@ static int locate(ml_ledger *ledger, const ml_local_pool *pool, ml_view *view) {
     int result = index >= 0 ? index : -2;
     os_fork_guard_lock();
     os_status opened = os_probe_open(view->path, &view->segment, view->lock_kind, probe, &error);
+    /* Before the guard is left: closed in a child that is forked meanwhile. Place 0 is that of who has the cold lock.
+     */
+    if (opened == OS_OK) ledger->sweeps[0] = probe;
     os_fork_guard_unlock();
     if (opened == OS_OK) {
-        ledger->sweeps[0] = probe; /* closed in a child that is forked meanwhile; slot 0 is open's, under cold */
         if (os_probe_exclude(probe, OS_LOCK_TABLE, os_now_ns() + TABLE_LOCK_NS) == OS_OK) {
             index = find(view, pool);
             if (index >= 0)

@@ -6,9 +6,9 @@
 
 #define READ_TRIES 16
 
-static void publish(ml_record *record, uint64_t generation, const ml_figure *f) {
-    uint64_t version = ml_load_relaxed(&record->version) + 1;
-    ml_copy *copy = &record->copy[version % ML_RING_COPIES];
+/* Fill the copy that version + 1 will point to. */
+static void fill(ml_record *record, uint64_t version, uint64_t generation, const ml_figure *f) {
+    ml_copy *copy = &record->copy[(version + 1) % ML_RING_COPIES];
     /* [O1] Each field with release: whoever reads one of these values also sees the version that came before it,
      * and so notices that this copy is being refilled. Other end: the re-check in ml_record_read. Else: on a weakly
      * ordered CPU a slow reader mixes two publishes, sees an unchanged version, and reports a sum that no process
@@ -23,19 +23,25 @@ static void publish(ml_record *record, uint64_t generation, const ml_figure *f) 
     ml_store_release(&copy->pinned, f->pinned);
     ML_KILL_POINT("record.claims");
     ml_store_release(&copy->claims, f->claims);
-    /* [O2] The flip. Other end: the first load in ml_record_read. Else: a reader goes to a copy that is not filled. */
-    ML_KILL_POINT("record.version");
-    ml_store_release(&record->version, version);
 }
 
 void ml_record_publish(ml_local_pool *pool, uint64_t generation) {
+    ml_record *record = pool->own;
     ml_figure f = {generation, pool->held, pool->releasable, pool->pinned, pool->claims};
-    publish(pool->own, generation, &f);
+    uint64_t version = ml_load_relaxed(&record->version);
+    fill(record, version, generation, &f);
+    /* [O2] The flip. Other end: the first load in ml_record_read. Else: a reader goes to a copy that is not filled. */
+    ML_KILL_POINT("record.version");
+    ml_store_release(&record->version, version + 1);
 }
 
-void ml_record_publish_zero(ml_record *record, uint64_t generation) {
+void ml_record_publish_zero(ml_record *record, uint64_t version, uint64_t generation) {
     ml_figure f = {0};
-    publish(record, generation, &f);
+    fill(record, version, generation, &f);
+    /* [O2] By CAS: several may sweep at once, and one that was stopped here must not put the version back when it goes
+     * on (a model finds that run). */
+    ML_KILL_POINT("record.zero_version");
+    (void)ml_cas_acq_rel(&record->version, version, version + 1);
 }
 
 bool ml_record_read(const ml_record *record, ml_figure *out, uint64_t *version) {

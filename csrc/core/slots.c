@@ -8,16 +8,18 @@ bool ml_slot_in_use(const ml_view *view, unsigned slot) {
     return ML_SLOT_STATE(ml_load_acquire(&ml_view_slot(view, slot)->state)) != ML_SLOT_FREE;
 }
 
-/* Zero one record, if it is not zero yet. Idempotent: two sweepers write the same zeros under the same version. */
+/* Zero one record, if it is not zero yet. Idempotent: two sweepers write the same zeros under the same version. Also
+ * where only the word has bytes (its owner died between the two): a (committed, version) pair must never come back, on
+ * which the exact refusal in claim.c relies. */
 static void clear_record(ml_view *view, unsigned index, unsigned slot, uint64_t generation) {
     ml_pool *pool = ml_view_pool(view, index);
     ml_record *record = ml_view_record(view, index, slot);
     ml_figure f;
-    uint64_t version;
-    bool read = ml_record_read(record, &f, &version);
+    uint64_t version = ml_load_acquire(&record->version), read_version;
+    bool read = ml_record_read(record, &f, &read_version);
     bool changed = false;
-    if (!read || f.held || f.releasable || f.pinned || f.claims) {
-        ml_record_publish_zero(record, generation);
+    if (!read || f.held || f.releasable || f.pinned || f.claims || ml_load_acquire(&record->word)) {
+        ml_record_publish_zero(record, version, generation);
         changed = true;
     }
     if (ml_load_relaxed(&record->word) != 0) {

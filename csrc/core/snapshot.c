@@ -270,13 +270,18 @@ const ml_view *ml_image_view(const ml_image *image) {
 }
 
 int ml_path_has_owners(const char *path) {
-    os_segment none = {0};
     os_probe probe = {.fd = -1};
     os_error error;
     int answer = 0;
-    if (os_probe_open(path, &none, os_lock_kind_of(path), &probe, &error) != OS_OK) return -1;
+    if (os_probe_open(path, NULL, os_lock_kind_of(path), &probe, &error) != OS_OK) return -1;
     for (unsigned i = 0; i < ML_SLOTS_MAX && answer == 0; i++) {
         os_answer held = os_probe_held(&probe, i);
+        if (held == OS_UNKNOWN && probe.kind == OS_LOCKS_FLOCK) {
+            /* A lock file that is not there may have been removed under its owner; taking the lock tells. */
+            os_status taken = os_probe_exclude(&probe, i, 0);
+            if (taken == OS_OK) os_probe_release(&probe, i);
+            held = taken == OS_OK ? OS_NO : taken == OS_BUSY ? OS_YES : OS_UNKNOWN;
+        }
         if (held == OS_YES) answer = 1;
         if (held == OS_UNKNOWN) answer = -1;
     }

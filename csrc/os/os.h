@@ -116,13 +116,14 @@ void os_token_drop(os_token *token);
 /* A short-lived look at the locks of others. Opens one descriptor (close-on-exec); the caller closes it. A forked
  * child must close it in its fork hook: a lock that the probe holds lives as long as any copy of the descriptor. In a
  * child call os_probe_close only: releasing would release the parent's. */
-#define OS_PROBE_LOCKS_MAX 4 /* held at a time by one probe, of the kind flock; further ones are OS_FAILED */
+#define OS_PROBE_LOCKS_MAX 16 /* held at a time by one probe, of the kind flock; further ones are OS_FAILED */
 typedef struct os_probe {
     intptr_t fd; /* -1: closed */
     os_lock_kind kind;
     uint32_t held[OS_PROBE_LOCKS_MAX][2]; /* flock only: descriptor + 1 (0: none), index */
     char path[OS_PATH_BYTES];
 } os_probe;
+/* `segment` as for a token; NULL: whatever stands under `path`, for tools that have nothing mapped. */
 os_status os_probe_open(const char *path, const os_segment *segment, os_lock_kind kind, os_probe *out, os_error *error);
 /* Does somebody hold `index` exclusively? Sees owners only, never those who hold it shared. With flock the answer
  * for an index that nobody ever took is OS_UNKNOWN, and sharing it is OS_ABSENT: a missing lock file may have been
@@ -149,8 +150,9 @@ typedef struct os_fork_hooks {
     void (*parent)(void *context);
     void (*child)(void *context);
 } os_fork_hooks;
-/* `prepare` runs in the order last registered first, before the fork guard is taken: whoever holds a lock that
- * `prepare` takes may take the guard, never the other way round, and neither may be held to (un)register. */
+/* `prepare` runs in the order last registered first, with the fork guard held: whoever holds the guard may take a lock
+ * that `prepare` takes, never the other way round, and neither may be held to (un)register. Taking a token takes the
+ * guard, and so does every use of a probe with flock. */
 os_status os_fork_register(const os_fork_hooks *hooks, void *context);
 void os_fork_unregister(void *context);
 /* Held around any moment in which a lock descriptor is open, so that no fork inherits it. Recursive use is an

@@ -1,7 +1,7 @@
 /* The fork registry: the only mutable file-scope data in the project, because pthread_atfork passes no argument.
  *
- * Order of locks: registry, then what the contexts' `prepare` takes, then the guard. The guard is innermost, so that
- * code which holds a context's lock may open a lock descriptor. */
+ * Order of locks: registry, then the guard, then what the contexts' `prepare` takes. The guard comes before those, so
+ * that code which opens a lock descriptor can note it, under a context's lock, before a fork may happen. */
 #if !defined(_WIN32)
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
@@ -39,17 +39,17 @@ static void guard_init(void) {
 
 static void on_prepare(void) {
     pthread_mutex_lock(&state.registry);
+    (void)pthread_mutex_lock(&state.guard);
     for (int i = state.count - 1; i >= 0; i--)
         if (state.entries[i].hooks.prepare != NULL)
             state.entries[i].hooks.prepare(state.entries[i].context);
-    (void)pthread_mutex_lock(&state.guard);
 }
 
 static void on_parent(void) {
-    (void)pthread_mutex_unlock(&state.guard);
     for (int i = 0; i < state.count; i++)
         if (state.entries[i].hooks.parent != NULL)
             state.entries[i].hooks.parent(state.entries[i].context);
+    (void)pthread_mutex_unlock(&state.guard);
     pthread_mutex_unlock(&state.registry);
 }
 

@@ -135,8 +135,8 @@ os_status os_posix_open_same(const char *path, const os_segment *segment, int *f
     *fd = os_posix_open(path, O_RDWR);
     if (*fd < 0)
         return open_refused(path, errno, error);
-    if (fstat(*fd, &file) == 0 && (uint64_t)file.st_dev == segment->device_id &&
-        (uint64_t)file.st_ino == segment->file_id)
+    if (segment == NULL || (fstat(*fd, &file) == 0 && (uint64_t)file.st_dev == segment->device_id &&
+                            (uint64_t)file.st_ino == segment->file_id))
         return OS_OK;
     close(*fd);
     *fd = -1;

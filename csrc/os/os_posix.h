@@ -24,7 +24,7 @@ os_status os_posix_judge(const struct stat *file, bool any_owner, os_error *erro
 /* The same descriptor above the standard streams; passes -1 and errno through. */
 int os_posix_raise(int fd);
 os_status os_posix_map(int fd, const struct stat *file, os_segment *out, os_error *error);
-/* Opens `path` read-write if it is still the file of `segment`, else OS_ABSENT. */
+/* Opens `path` read-write if it is still the file of `segment` (NULL: whatever it is), else OS_ABSENT. */
 os_status os_posix_open_same(const char *path, const os_segment *segment, int *fd, os_error *error);
 /* Is `path` the file of `segment`? */
 bool os_posix_is_same(const char *path, const os_segment *segment);

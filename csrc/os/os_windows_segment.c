@@ -134,7 +134,7 @@ os_status os_win_open_same(const char *path, const os_segment *segment, HANDLE *
     *out = os_win_open(path, GENERIC_READ | GENERIC_WRITE);
     if (*out == INVALID_HANDLE_VALUE)
         return open_refused(GetLastError(), error);
-    if (facts_of(*out, &facts) && is_same(&facts, segment))
+    if (segment == NULL || (facts_of(*out, &facts) && is_same(&facts, segment)))
         return OS_OK;
     CloseHandle(*out);
     return os_fail(error, OS_ABSENT, "replaced", 0);

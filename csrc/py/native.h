@@ -89,6 +89,7 @@ PyObject *native_claim_renew(PyObject *self, PyObject *argument);
 PyObject *native_claim_resize(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *native_account_amounts(PyObject *self, void *unused);
 PyObject *native_module_read_image(PyObject *module, PyObject *argument);
+int native_optional_path(PyObject *object, void *out);
 PyObject *native_module_has_live_members(PyObject *module, PyObject *argument);
 PyObject *native_module_default_path(PyObject *module, PyObject *argument);
 PyObject *native_module_unlink(PyObject *module, PyObject *argument);

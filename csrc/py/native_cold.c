@@ -654,13 +654,18 @@ done:
     return result;
 }
 
+/* A converter for "O&": a path, or None, which leaves *out NULL. */
+int native_optional_path(PyObject *object, void *out) {
+    return object == Py_None ? 1 : PyUnicode_FSConverter(object, out);
+}
+
 /* read_image(path) -> (info, {pools, members, findings} | None) */
 PyObject *native_module_read_image(PyObject *module, PyObject *args) {
     PyObject *path = NULL;
     ml_image *image;
     ml_ledger_info info;
     int status;
-    if (!PyArg_ParseTuple(args, "|O&", PyUnicode_FSConverter, &path)) return NULL;
+    if (!PyArg_ParseTuple(args, "|O&", native_optional_path, &path)) return NULL;
     const char *text = path ? PyBytes_AsString(path) : NULL;
     Py_BEGIN_ALLOW_THREADS;
     status = ml_image_open(text, &image, &info);

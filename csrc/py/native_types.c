@@ -34,7 +34,7 @@ static PyObject *ledger_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     static char *names[] = {"path", "label", "role", "program", "version", "slots", NULL};
     PyObject *path = NULL;
     ml_join_options options = {0};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O&zizzI", names, PyUnicode_FSConverter, &path, &options.label,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O&zizzI", names, native_optional_path, &path, &options.label,
                                      &options.role, &options.program, &options.version, &options.slots))
         return NULL;
     if (path) options.path = PyBytes_AsString(path);

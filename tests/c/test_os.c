@@ -249,6 +249,10 @@ static void test_token_excludes_and_is_seen_from_the_same_process(void) {
     CHECK_EQ(os_token_take(path, &segment, kind, 3, &second, &error), OS_BUSY);
     CHECK(second.page == NULL);
     CHECK_EQ(os_probe_share(&probe, 3), OS_BUSY);
+    os_probe any;
+    CHECK_EQ(os_probe_open(path, NULL, kind, &any, &error), OS_OK);
+    CHECK_EQ(os_probe_held(&any, 3), OS_YES);
+    os_probe_close(&any);
     os_token_drop(&token);
     CHECK(token.page == NULL);
     CHECK_EQ(os_probe_held(&probe, 3), OS_NO);

@@ -383,6 +383,33 @@ static void test_fork_hook_keeps_the_childs_hands_off_a_sweepers_lock(void) {
     os_probe_close(&probe);
 }
 
+static void do_nothing(void) {
+}
+
+static void *note_under_the_guard(void *context) {
+    registered *r = context;
+    while (ml_load_acquire(&shared->stop) == 0) {
+        os_fork_guard_lock();
+        pthread_mutex_lock(&r->lock);
+        pthread_mutex_unlock(&r->lock);
+        os_fork_guard_unlock();
+    }
+    return NULL;
+}
+
+static void test_fork_beside_a_thread_that_takes_guard_then_lock_does_not_hang(void) {
+    static registered r = {.lock = PTHREAD_MUTEX_INITIALIZER, .probe = {.fd = -1}};
+    pthread_t thread;
+    clear_board();
+    CHECK_EQ(os_fork_register(&hooks, &r), OS_OK);
+    CHECK_EQ(pthread_create(&thread, NULL, note_under_the_guard, &r), 0);
+    for (int i = 0; i < 300; i++)
+        CHECK_EQ(outcome(child(do_nothing)), 0);
+    ml_store_release(&shared->stop, 1);
+    pthread_join(thread, NULL);
+    os_fork_unregister(&r);
+}
+
 static void test_fork_registry_is_bounded(void) {
     static int contexts[OS_FORK_MAX + 1];
     static const os_fork_hooks none = {NULL, NULL, NULL};
@@ -464,6 +491,7 @@ int main(int argc, char **argv) {
         TEST(test_children_forked_while_threads_take_tokens_inherit_none),
         TEST(test_fork_hook_keeps_the_childs_hands_off_a_sweepers_lock),
         TEST(test_token_is_taken_also_under_the_callers_guard),
+        TEST(test_fork_beside_a_thread_that_takes_guard_then_lock_does_not_hang),
         TEST(test_fork_registry_is_bounded),
         TEST(test_cookie_is_zero_in_every_child),
         TEST(test_wake_reaches_another_process),

@@ -148,7 +148,7 @@ end_alive:
     sweeping = false
 }
 
-/* Takes the slot, swept or not, and leaves the ring alone: `newest` may still point there, and tags tell what counts. */
+/* Takes the slot, swept or not, and leaves the ring alone: `newest` may still point there; tags tell what counts. */
 proctype next_owner()
 {
 end_alive:

@@ -53,7 +53,6 @@ CASES = [
     Case("record", "ring of 2, 3 sweepers", "-DNB=2 -DPUBLISHES=1 -DSWEEPERS=3 -DAGAIN=1"),
     Case("record", "readers end", "-DNB=2 -DPUBLISHES=3 -DSWEEPERS=1", search="progress"),
     Case("record", "ring of 4, 2 sweepers", long=True),
-    Case("record", "ring of 2, 3 sweepers, 2 publishes", "-DNB=2 -DPUBLISHES=2 -DSWEEPERS=3 -DAGAIN=1", long=True),
     Case("record", "readers end, 2 sweepers", "-DNB=2 -DPUBLISHES=3", search="progress", long=True),
     broken("record", "seqlock", "-DNB=2 -DPUBLISHES=3 -DSWEEPERS=1", CYCLE, "progress"),
     broken("record", "version first", "-DNB=2 -DPUBLISHES=3"),
@@ -96,7 +95,9 @@ CASES = [
     #
     Case("ticket", "2 members, 2 rounds", "-DN=2"),
     Case("ticket", "3 members", "-DROUNDS=1"),
-    Case("ticket", "2 members, crash, re-use", "-DN=2 -DROUNDS=1 -DCRASH"),
+    Case("ticket", "2 members, both may stop, crash, re-use", "-DN=2 -DROUNDS=1 -DSTOPS=2 -DCRASH"),
+    Case("ticket", "2 members, 2 rounds, both may stop", "-DN=2 -DSTOPS=2", long=True),
+    Case("ticket", "3 members, 2 may stop", "-DROUNDS=1 -DSTOPS=2", search="bitstate", long=True),
     Case("ticket", "2 members, 2 rounds, crash, re-use", "-DN=2 -DCRASH", search="bitstate", long=True),
     Case("ticket", "3 members, 2 rounds", search="bitstate", long=True),
     broken("ticket", "note later", "-DN=2"),

@@ -8,7 +8,7 @@
  *
  * Time is a bound that each claimer keeps for itself: once per (claimer, word it noted) "half a second is over" may
  * happen, at any moment. A claimer that waits always comes to one of: there is room; the noted word is gone; its own
- * clock runs out. STOPPED members never take another step, and those that are not stopped must all end: whoever waits
+ * clock runs out. Up to STOPS members may be stopped for ever, each anywhere, and all others must end: whoever waits
  * for a stopped one for ever is reported as an invalid end state.
  *
  * Shown:  - the sum of what is granted never passes CAP, tickets or not;
@@ -27,7 +27,9 @@
 #ifndef ROUNDS
 #define ROUNDS 2                /* claims of each member, given back in between */
 #endif
-#define NOBODY 255
+#ifndef STOPS
+#define STOPS 1
+#endif
 #define TICKETS (N * ROUNDS + 2)
 #define HAS(set, i) (((set) >> (i)) & 1)
 
@@ -40,12 +42,15 @@ byte ticket[N];
 byte units[N];
 
 bool owned[N];
-byte stopped = NOBODY;          /* never takes another step */
+byte stopped;                   /* set of members that never take another step */
 bool killed;                    /* member 0 */
 
 bool expired[TICKETS];          /* ghost: some observer's clock has run out for it */
-byte noted[N];                  /* set of slots that each claimer leaves room for; the claimer's own, seen here by */
-byte seen[N * N];               /* nobody but the assertion about mutual waiting; with the ticket that was noted */
+
+/* The set of slots that each claimer leaves room for, and the tickets it noted. Each claimer's own business: global only
+ * for the assertion about two that wait for each other. */
+byte noted[N];
+byte seen[N * N];
 #define SEEN(me, i) seen[(me) * N + (i)]
 #define STANDS(me, i) (HAS(noted[me], i) && ticket[i] == SEEN(me, i))
 
@@ -179,8 +184,8 @@ inline charge()
 
 inline forget()
 {
-    n = 0; mine = 0; i = 0; room = 0; standing = 0; allowed = 0; charged = 0; noted[me] = 0; had_ticket = false; refused = false;
-    granted = false; first = true;
+    n = 0; mine = 0; i = 0; room = 0; standing = 0; allowed = 0; charged = 0; noted[me] = 0; had_ticket = false;
+    refused = false; granted = false; first = true;
     do
     :: i < N -> SEEN(me, i) = 0; charged_for[i] = 0; i++
     :: else -> break
@@ -253,10 +258,10 @@ proctype member(byte me; byte generation)
         atomic { forget(); rounds = 0 }
     } unless {
         atomic {
-            stopped == me || (killed && me == 0 && generation == 0) ->
+            HAS(stopped, me) || (killed && me == 0 && generation == 0) ->
             forget(); rounds = 0;
             if
-            :: stopped == me
+            :: HAS(stopped, me)
             :: else -> used = used - held[me]; held[me] = 0; owned[me] = false
             fi
         }
@@ -265,12 +270,17 @@ proctype member(byte me; byte generation)
 
 proctype stopper()
 {
-    if
-    :: stopped = 0
-    :: stopped = 1
-    :: stopped = N - 1
-    :: skip
-    fi
+    byte left = STOPS;
+    do
+    :: left > 0 ->
+        if
+        :: stopped = stopped | 1
+        :: stopped = stopped | 2
+        :: stopped = stopped | (1 << (N - 1))
+        fi;
+        left--
+    :: break
+    od
 }
 
 #ifdef CRASH
