@@ -60,7 +60,8 @@ static void set_pending(attempt *a) {
     for (unsigned i = 0; i < a->device->level_count; i++) {
         const ml_totals *totals = ml_totals_get(a->device->level[i]);
         a->top[i] = totals->known ? ml_max_u64(totals->units, totals->thawed_units) : UINT64_MAX;
-        if (!totals->known) a->unchecked = true;
+        /* Nothing to check against, or nobody to check with. */
+        if (!totals->known || !a->device->level[i]->view->shared) a->unchecked = true;
     }
 }
 
@@ -276,14 +277,17 @@ static int acquire(ml_account *account, uint64_t bytes, ml_ticket *ticket, bool 
     for (unsigned limit = cold ? COLD_ATTEMPTS : HOT_ATTEMPTS; a.number < limit; a.number++) {
         int status = ml_enter(ledger);
         if (status != ML_OK) return status;
-        if (bytes == 0) return *checked = 1, ML_OK;
+        if (bytes == 0) {
+            *checked = 1;
+            return ML_OK;
+        }
         if (is_unregistered(account->device)) {
             grant_unregistered(account->device, bytes);
             return ML_OK;
         }
         result = attempt_once(&a);
         if (result == GRANTED) {
-            *checked = !a.unchecked && ledger->mode == ML_MODE_SHARED;
+            *checked = !a.unchecked;
             return ML_OK;
         }
         ml_lock_release(&ledger->lock);

@@ -155,8 +155,9 @@ void ml_figures_of(const ml_view *view, const ml_pool *entry, unsigned index, un
     bool read = !(totals->flags & ML_FIGURES_LEDGER);
     out->source = read ? s->source : ML_SOURCE_LEDGER;
     out->scope = read ? s->scope : ML_SCOPE_NONE;
-    out->reason = !read ? (s->sequence ? s->reason : ML_REASON_NO_PROBE)
-                        : (totals->flags & ML_FIGURES_FROZEN ? ML_REASON_FROZEN : ML_REASON_NONE);
+    out->reason = read ? (totals->flags & ML_FIGURES_FROZEN ? ML_REASON_FROZEN : ML_REASON_NONE)
+                       : (s->sequence ? s->reason : ML_REASON_NO_PROBE);
+    if (!view->shared && out->reason == ML_REASON_NONE) out->reason = ML_REASON_PRIVATE;
     out->reserved = read ? s->reserved : 0;
     out->unaccounted = read ? s->unaccounted : 0;
     out->flags |= ML_FIGURES_KNOWN | (read && view->shared ? ML_FIGURES_COMPLETE : 0);

@@ -125,6 +125,12 @@ static ml_view *shared_view(ml_ledger *ledger, int *status, os_error *error) {
     return view;
 }
 
+static bool lost_a_pool(const ml_ledger *ledger) {
+    for (unsigned n = 0; n < ledger->pool_count; n++)
+        if (ml_load_acquire(&ledger->pool[n].entry->state) != ledger->pool[n].entry_state) return true;
+    return false;
+}
+
 void ml_ledger_attach(ml_ledger *ledger) {
     os_error error = {0};
     int status;
@@ -138,8 +144,8 @@ void ml_ledger_attach(ml_ledger *ledger) {
     } else if (view && status == ML_FULL) {
         bool again = ledger->mode == ML_MODE_UNREGISTERED && ledger->view == view && !ledger->seat.slot;
         degrade(ledger, ML_MODE_UNREGISTERED, ML_FULL, NULL);
-        if (again) return;
-        ml_fetch_add_seq_cst(&ml_view_header(view)->overflow_count, 1);
+        if (again && !lost_a_pool(ledger)) return;
+        if (!again) ml_fetch_add_seq_cst(&ml_view_header(view)->overflow_count, 1);
         seat = (ml_seat){.me = ML_NO_SLOT};
         move_to(ledger, view, &seat);
     } else {
@@ -247,10 +253,7 @@ int ml_ledger_recover(ml_ledger *ledger, int slow_status) {
     if (slow_status != ML_SLOW_LOST) return ML_ERR_ARGUMENT;
     ml_cold_lock(ledger);
     bool slot_lost = ledger->seat.slot && ml_load_acquire(&ledger->seat.slot->state) != ledger->seat.slot_word;
-    bool pool_lost = false;
-    for (unsigned n = 0; n < ledger->pool_count; n++)
-        pool_lost = pool_lost || ml_load_acquire(&ledger->pool[n].entry->state) != ledger->pool[n].entry_state;
-    if (!ml_load_acquire(&ledger->closed) && (slot_lost || pool_lost)) ml_ledger_attach(ledger);
+    if (!ml_load_acquire(&ledger->closed) && (slot_lost || lost_a_pool(ledger))) ml_ledger_attach(ledger);
     ml_cold_unlock(ledger);
     return ML_OK;
 }
@@ -264,6 +267,9 @@ static void verify_segment(ml_ledger *ledger, uint64_t now_ns) {
     ledger->verify_at_ns = now_ns + VERIFY_NS;
     os_status status = os_segment_verify(ledger->path, &ledger->view->segment, &error);
     if (status == OS_OK || status == OS_FAILED) return;
+    /* Cut short: the pages behind its end raise SIGBUS. Zeros go over them before anything else is touched. */
+    if (status == OS_FOREIGN && error.call && strcmp(error.call, "size") == 0)
+        os_segment_retire(&ledger->view->segment);
     ml_ledger_attach(ledger);
 }
 

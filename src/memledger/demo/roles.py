@@ -1,0 +1,219 @@
+"""What the processes of the demo do. Each function is one process; its result goes to scenarios.py.
+
+None of them knows whether there is a ledger.
+"""
+
+from __future__ import annotations
+
+import mmap
+import statistics
+import time
+from typing import Any
+
+import memledger
+from memledger.demo import policy
+from memledger.demo.actor import PUMP_S, Actor, LedgerMemory
+from memledger.demo.policy import Checkpoint, Step
+from memledger.readings import ram_source
+
+Result = dict[str, Any]
+
+
+def loader(actor: Actor, *, fp8_bytes: int, activation_bytes: int, races: int) -> Result:
+    """Loads a checkpoint in the best dtype that fits, and makes an image with it."""
+    checkpoint = Checkpoint(fp8_bytes, activation_bytes)
+    actor.meet("decide")
+    load = actor.decide_load(f"{actor.name}/model", checkpoint)
+    actor.meet("load")
+    loaded = (
+        load.dtype is not None
+        and actor.take_part(load, policy.weights_bytes(checkpoint, load.dtype))
+        and actor.take_part(load, activation_bytes)
+    )
+    if load.promise is not None:
+        load.promise.settle(held=actor.card.held_by_me())
+    if not loaded:
+        return actor.result(dtype=load.dtype, loaded=False)
+    actor.meet("unload")
+    actor.free(load.subject, load.blocks)
+    return actor.result(
+        dtype=load.dtype,
+        loaded=True,
+        races=[_race(actor, checkpoint, number) for number in range(races)],
+    )
+
+
+def _race(actor: Actor, checkpoint: Checkpoint, number: int) -> str:
+    """The same decision without the lock of the log, so that the ledger alone keeps the two
+    apart."""
+    sizes = [policy.load_bytes(checkpoint, dtype) for dtype in checkpoint.dtypes]
+    actor.meet(f"race {number}")
+    index, promise = actor.memory.promise(sizes)
+    actor.meet(f"raced {number}")
+    promise.cancel()
+    actor.meet(f"over {number}")
+    return checkpoint.dtypes[index]
+
+
+def sampler(actor: Actor, *, model_bytes: int, image_bytes: int, most: int, steps: int) -> Result:
+    """Chooses the batch of each step from what is free. A step that meets the end of the card is
+    lost."""
+    model = actor.decide_load(f"{actor.name}/model", Checkpoint(model_bytes, dtypes=("fp8",)))
+    actor.take_part(model, model_bytes)
+    step = Step(image_bytes, most)
+    batches: list[int | None] = []
+    for number in range(steps):
+        subject = f"{actor.name}/step {number}"
+        actor.meet(f"read {number}")
+        batch, promise = actor.decide_step(subject, step)
+        actor.meet(f"take {number}")
+        block = actor.take(policy.step_bytes(step, batch), promise) if promise else None
+        lost = bool(batch) and block is None
+        batches.append(None if lost else batch)
+        time.sleep(0.01)
+        actor.meet(f"free {number}")
+        if promise is not None:
+            promise.settle(held=actor.card.held_by_me())
+        actor.free(subject, [block] if block else [])
+    actor.meet("end")
+    actor.free(model.subject, model.blocks)
+    return actor.result(batches=batches)
+
+
+def sibling(
+    actor: Actor, *, loads: list[dict[str, int]], parts: int, steps: int
+) -> Result:
+    """Loads checkpoints beside the samplers, a part of the file per step, and frees them again."""
+    dtypes: list[str | None] = []
+    load = None
+    for number in range(steps):
+        for plan in loads:
+            if plan["from_step"] == number:
+                load = actor.decide_load(
+                    f"{actor.name}/model {number}", Checkpoint(plan["fp8_bytes"])
+                )
+                dtypes.append(load.dtype)
+            elif plan["until_step"] == number and load is not None:
+                if load.promise is not None:
+                    load.promise.settle(held=actor.card.held_by_me())
+                actor.free(load.subject, load.blocks)
+                load = None
+        actor.meet(f"read {number}")
+        actor.meet(f"take {number}")
+        if load is not None and load.dtype is not None and len(load.blocks) < parts:
+            nbytes = policy.load_bytes(load.checkpoint, load.dtype) // parts
+            if not actor.take_part(load, nbytes):
+                dtypes[-1] = f"{load.dtype} OOM"
+                load = None
+        actor.meet(f"free {number}")
+    actor.meet("end")
+    return actor.result(dtypes=dtypes)
+
+
+def victim(actor: Actor, *, fp8_bytes: int, first_bytes: int) -> Result:
+    """Is killed in the middle of its load."""
+    checkpoint = Checkpoint(fp8_bytes, dtypes=("fp8",))
+    load = actor.decide_load(f"{actor.name}/model", checkpoint)
+    ok = actor.take_part(load, first_bytes)
+    actor.meet("half loaded")
+    ok = ok and actor.take_part(load, fp8_bytes - first_bytes)
+    if not ok:
+        return actor.result(loaded=False)
+    actor.meet("loaded")
+    return actor.result(loaded=True)
+
+
+def waiter(actor: Actor, *, fp8_bytes: int) -> Result:
+    """Wants to load beside it: at once where that seems to fit, else as soon as it does."""
+    checkpoint = Checkpoint(fp8_bytes, dtypes=("fp8",))
+    actor.meet("half loaded")
+    began = time.monotonic()
+    load = actor.await_load(f"{actor.name}/model", checkpoint)
+    granted = time.monotonic()
+    loaded = actor.take_part(load, fp8_bytes)
+    if load.promise is not None:
+        load.promise.settle(held=actor.card.held_by_me())
+    if loaded:
+        actor.free(load.subject, load.blocks)
+    return actor.result(loaded=loaded, granted_at_s=granted, waited_s=granted - began)
+
+
+def slow_loader(actor: Actor, *, fp8_bytes: int, drains: bool) -> Result:
+    """Loads something large while `watcher` looks."""
+    checkpoint = Checkpoint(fp8_bytes, dtypes=("fp8",))
+    load = actor.decide_load(f"{actor.name}/model", checkpoint)
+    actor.meet("load")
+    loaded = False
+    if load.promise is not None:
+        block = actor.take(fp8_bytes, load.promise, pump_s=PUMP_S if drains else float("inf"))
+        loaded = block is not None
+        load.promise.settle(held=actor.card.held_by_me())
+    actor.meet("look")
+    return actor.result(loaded=loaded)
+
+
+def watcher(actor: Actor, *, card_bytes: int, promised_bytes: int, image_bytes: int) -> Result:
+    """Reads what is free all the time while the loader's bytes land, and compares it with what the
+    loader will have left."""
+    truth = card_bytes - promised_bytes
+    read = actor.memory.free_now if isinstance(actor.memory, LedgerMemory) else actor.card.free
+    actor.meet("load")
+    errors, curve = [], []
+    began = time.monotonic()
+    while True:
+        landed = actor.card.used()
+        free = read()
+        if landed:
+            errors.append(free - truth)
+            curve.append((time.monotonic() - began, free))
+        if landed >= promised_bytes:
+            break
+        time.sleep(0.002)
+    actor.meet("look")
+    step = Step(image_bytes, most=64)
+    actor.decide_step(f"{actor.name}/step", step)
+    return actor.result(
+        samples=len(errors),
+        mean_error_bytes=round(statistics.fmean(abs(error) for error in errors)),
+        too_high_bytes=max(0, *errors),
+        too_low_bytes=max(0, *(-error for error in errors)),
+        curve=curve[:: max(1, len(curve) // 60)],
+    )
+
+
+def ram_taker(
+    actor: Actor, *, limit_bytes: int, block_bytes: int, blocks: int, is_member: bool
+) -> Result:
+    """Takes real memory of this machine, block by block, as long as there seems to be room."""
+    ram = memledger.join(label=actor.name, role="worker").device("ram") if is_member else None
+    machine = ram_source()
+    before = machine.read().free or 0
+    taken: list[mmap.mmap] = []
+    for number in range(blocks):
+        actor.meet(f"read {number}")
+        if ram is None:
+            # What a program sees today: how the machine's figure has moved.
+            room = limit_bytes - max(0, before - (machine.read().free or 0))
+            claim = None
+            fits = room >= block_bytes
+        else:
+            claim = ram.try_claim(block_bytes) if actor.mode != "claimless" else None
+            fits = claim is not None or (
+                actor.mode == "claimless" and (ram.free() or 0) >= block_bytes
+            )
+        actor.meet(f"take {number}")
+        if fits:
+            block = mmap.mmap(-1, block_bytes)
+            for page in range(0, block_bytes, mmap.PAGESIZE):
+                block[page] = 1
+            taken.append(block)
+        held = block_bytes * len(taken)
+        if claim is not None:
+            claim.settle(held=held)
+        elif ram is not None and fits:
+            ram.publish(held=held)
+        actor.meet(f"taken {number}")
+    actor.meet("end")
+    for block in taken:
+        block.close()
+    return actor.result(held_bytes=block_bytes * len(taken))
