@@ -23,9 +23,12 @@ typedef struct attempt {
     unsigned age;
     bool cold;
     uint64_t random;
-    bool unchecked; /* a level had nothing to check against */
+    bool unknown;   /* a level has nothing to check against, or nobody to check with */
+    bool unchecked; /* that, or it fits only because a frozen source is not believed */
     uint64_t committed[ML_LEVELS_MAX], units[ML_LEVELS_MAX], mine[ML_LEVELS_MAX];
-    uint64_t top[ML_LEVELS_MAX]; /* T', UINT64_MAX when unknown */
+    uint64_t wanted[ML_LEVELS_MAX]; /* own units after the grant; not saturated, unlike those in a word */
+    uint64_t top[ML_LEVELS_MAX];    /* T', UINT64_MAX when unknown */
+    uint64_t surely[ML_LEVELS_MAX]; /* below top where the source is frozen: what fits between is granted unchecked */
     uint64_t gone[ML_LEVELS_MAX][ML_SLOT_WORDS];
     ml_ticket *ticket; /* NULL in hot calls */
 } attempt;
@@ -42,13 +45,14 @@ static const ml_u64 *word_of(const attempt *a, unsigned level, unsigned slot) {
 static void set_pending(attempt *a) {
     for (unsigned i = a->device->level_count; i-- > 0;) {
         ml_local_pool *pool = a->device->level[i];
-        uint64_t after = ml_units_ceil(ml_add_sat(ml_add_sat(pool->held, pool->claims), a->bytes), pool->shift);
+        uint64_t bytes = ml_add_sat(ml_add_sat(pool->held, pool->claims), a->bytes);
         if (ML_UNLIKELY(!pool->published && pool->me != ML_NO_SLOT)) {
             ML_KILL_POINT("claim.publishers");
             ml_bit_set(pool->entry->publishers, pool->me);
         }
         a->committed[i] = ml_committed_units(pool);
-        a->units[i] = after - a->committed[i];
+        a->wanted[i] = (bytes >> pool->shift) + ((bytes & ((UINT64_C(1) << pool->shift) - 1)) != 0);
+        a->units[i] = ml_min_u64(a->wanted[i], ML_UNITS_MAX) - a->committed[i];
         a->mine[i] = ML_WORD(a->committed[i], a->units[i], a->age);
         memset(a->gone[i], 0, sizeof a->gone[i]);
         /* [O7] A seq_cst exchange, and the scan's loads seq_cst too: of two claimers at least one sees the other.
@@ -59,9 +63,9 @@ static void set_pending(attempt *a) {
     }
     for (unsigned i = 0; i < a->device->level_count; i++) {
         const ml_totals *totals = ml_totals_get(a->device->level[i]);
+        a->surely[i] = totals->known ? totals->units : UINT64_MAX;
         a->top[i] = totals->known ? ml_max_u64(totals->units, totals->thawed_units) : UINT64_MAX;
-        /* Nothing to check against, or nobody to check with. */
-        if (!totals->known || !a->device->level[i]->view->shared) a->unchecked = true;
+        if (!totals->known || !a->device->level[i]->view->shared) a->unknown = true;
     }
 }
 
@@ -78,7 +82,7 @@ typedef struct sums {
 
 static sums scan(attempt *a, unsigned level, uint64_t seen[ML_SLOTS_MAX]) {
     const ml_local_pool *pool = a->device->level[level];
-    sums s = {a->committed[level] + a->units[level], 0};
+    sums s = {a->wanted[level], 0};
     ML_FOR_EACH_SLOT(i, ML_SLOT_BITS(pool->entry->publishers), pool->view->slot_count) {
         if (i == pool->me) continue;
         uint64_t word = ml_load_seq_cst(word_of(a, level, i)); /* [O7] */
@@ -105,7 +109,7 @@ typedef struct pass {
 
 static pass pass_over(const attempt *a, unsigned level) {
     const ml_local_pool *pool = a->device->level[level];
-    pass p = {.total = a->committed[level] + a->units[level], .agree = true};
+    pass p = {.total = a->wanted[level], .agree = true};
     ML_FOR_EACH_SLOT(i, ML_SLOT_BITS(pool->entry->publishers), pool->view->slot_count) {
         if (i == pool->me) continue;
         const ml_record *record = ml_view_record(pool->view, pool->index, i);
@@ -168,6 +172,7 @@ static outcome scan_levels(attempt *a) {
     unsigned levels = a->device->level_count;
     for (unsigned round = 0; round <= 3 * levels; round++) {
         bool hindered = false;
+        a->unchecked = a->unknown;
         for (unsigned l = 0; l < levels && !hindered; l++) {
             if (a->top[l] == UINT64_MAX) continue;
             sums s = scan(a, l, seen);
@@ -177,11 +182,11 @@ static outcome scan_levels(attempt *a) {
             } else if (s.committed + s.pending > a->top[l]) {
                 if (!push_through(a, l, seen)) return LOST;
                 hindered = true;
-            } else if (l == levels - 1) {
-                outcome waiting = ml_ticket_look(a->ticket, a->device->level[l], s.committed + s.pending, a->top[l])
-                                      ? GRANTED
-                                      : WAITING;
-                if (waiting == WAITING) return WAITING;
+            }
+            if (s.committed > a->surely[l]) a->unchecked = true;
+            if (!hindered && l == levels - 1) {
+                uint64_t taken = s.committed + s.pending;
+                if (!ml_ticket_look(a->ticket, a->device->level[l], taken, a->top[l])) return WAITING;
             }
         }
         if (!hindered) return GRANTED;
@@ -228,7 +233,7 @@ static void publish_grant(attempt *a) {
 
 /* One attempt, under M. */
 static outcome attempt_once(attempt *a) {
-    a->unchecked = false;
+    a->unknown = false;
     set_pending(a);
     outcome result = scan_levels(a);
     if (result == GRANTED) {
@@ -404,6 +409,14 @@ int ml_claim_cancel(ml_claim *claim) {
     if (is_open(ledger, claim)) drop(claim);
     ml_lock_release(&ledger->lock);
     return ML_OK;
+}
+
+void ml_claim_forget(ml_claim *claim) {
+    if (!claim->account) return;
+    ml_ledger *ledger = claim->account->device->ledger;
+    ml_lock_wait(&ledger->lock);
+    unlink_claim(claim);
+    ml_lock_release(&ledger->lock);
 }
 
 int ml_claim_resize_run(ml_claim *claim, uint64_t bytes, ml_ticket *ticket, bool cold) {

@@ -16,6 +16,8 @@ typedef struct ml_claim_request {
     bool sweep; /* clear the dead before a refusal, without asking any source */
 } ml_claim_request;
 int ml_claim_wait_run(ml_account *account, const ml_claim_request *request, ml_claim *claim, uint64_t *free_bytes);
+/* The memory of *claim is about to go away: take it off the ledger's list. May wait for M. */
+void ml_claim_forget(ml_claim *claim);
 int ml_claim_resize_wait(ml_claim *claim, uint64_t bytes, uint64_t timeout_ns);
 
 #endif

@@ -291,6 +291,8 @@ int ml_sweep_begin_in(ml_ledger *ledger, ml_view *view, unsigned me, ml_sweep *o
 
 /* ---- move.c ---- */
 
+/* Under M, before the seat changes: raise the word that housekeeping may be asleep on; the caller wakes it after M. */
+uint32_t *ml_wake_raise(ml_ledger *ledger);
 /* ml_enter, with slow answers resolved. ML_OK: M is held. */
 int ml_enter_wait(ml_ledger *ledger);
 /* The cold lock: sleeps while another thread of this process is inside. */

@@ -13,8 +13,9 @@ static void params_of(const ml_view *view, const ml_pool *entry, unsigned index,
     ML_FOR_EACH_SLOT(i, ML_SLOT_BITS(entry->publishers), view->slot_count) {
         const ml_record *record = ml_view_record(view, index, i);
         uint64_t limit_word = ml_load_acquire(&record->limit);
-        *headroom = ml_max_u64(*headroom, ml_load_acquire(&record->headroom));
-        if (limit_word) *limit = ml_min_u64(*limit, limit_word - 1);
+        /* Clamped, since these come from the segment: no owner publishes more. */
+        *headroom = ml_max_u64(*headroom, ml_min_u64(ml_load_acquire(&record->headroom), ML_BYTES_MAX));
+        if (limit_word) *limit = ml_min_u64(*limit, ml_min_u64(limit_word - 1, ML_BYTES_MAX));
     }
 }
 
@@ -180,7 +181,8 @@ static void join_levels(ml_figures *sum, const ml_figures *level, unsigned numbe
         *sum = *level;
         return;
     }
-    if (!(level->flags & ML_FIGURES_KNOWN)) sum->flags &= ~(uint32_t)ML_FIGURES_COMPLETE;
+    uint32_t complete = sum->flags & level->flags & ML_FIGURES_COMPLETE;
+    sum->flags = (sum->flags & ~(uint32_t)ML_FIGURES_COMPLETE) | complete;
     if (!(sum->flags & ML_FIGURES_KNOWN) || !(level->flags & ML_FIGURES_KNOWN)) return;
     sum->overcommit = ml_max_u64(sum->overcommit, level->overcommit);
     sum->available = ml_min_u64(sum->available, level->available);
@@ -192,7 +194,7 @@ static void join_levels(ml_figures *sum, const ml_figures *level, unsigned numbe
     sum->source = level->source;
     sum->scope = level->scope;
     sum->reason = level->reason;
-    sum->flags = level->flags;
+    sum->flags = (level->flags & ~(uint32_t)ML_FIGURES_COMPLETE) | complete;
     sum->level = number;
 }
 

@@ -81,7 +81,7 @@ typedef struct ml_pool {
     ml_u64 shift;                     /* table lock, before `state` says used: unit = 1 << shift bytes */
     ml_u64 newest;                    /* any, by CAS: sequence << 16 | slot + 1 of the newest reading; 0: none */
     ml_u64 param_version;             /* any, fetch-add after headroom, limit or floor of a record changed */
-    ml_u64 publishers[ML_SLOT_WORDS]; /* owner sets before its first publish; cleared under the slot's lock */
+    ml_u64 publishers[ML_SLOT_WORDS]; /* owner sets before its first scan or publish; cleared under the slot's lock */
     /* Line 2 */
     ml_u64 openers[ML_SLOT_WORDS]; /* owner sets; cleared under the slot's lock */
     ml_u64 ticket;                 /* any, fetch-add: waiting tickets */

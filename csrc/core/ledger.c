@@ -80,6 +80,7 @@ int ml_ledger_leave(ml_ledger *ledger) {
     }
     if (was_open && ledger->seat.slot) ml_slot_leave(ledger->view, ledger->seat.me, ledger->seat.slot_word);
     ml_seat seat = ledger->seat;
+    uint32_t *word = ml_wake_raise(ledger);
     ledger->seat = (ml_seat){.me = ML_NO_SLOT};
     for (unsigned n = 0; n < ledger->pool_count; n++) ml_ptr_store_release(&ledger->pool[n].change, &ledger->closed);
     ml_lock_release(&ledger->lock);
@@ -87,7 +88,7 @@ int ml_ledger_leave(ml_ledger *ledger) {
     os_token_drop(&seat.token);
     ml_fork_unwatch(ledger);
     ml_cold_unlock(ledger);
-    ml_ledger_wake(ledger);
+    os_wake(word);
     /* The handle and its mappings stay: another thread may be on its way into a hot call. */
     return ML_OK;
 }
@@ -284,11 +285,16 @@ void ml_ledger_wait(ml_ledger *ledger, uint64_t timeout_ns) {
     ml_store_release(&ledger->waited, ml_load_acquire(&ledger->woken));
 }
 
-void ml_ledger_wake(ml_ledger *ledger) {
-    ml_lock_wait(&ledger->lock);
+uint32_t *ml_wake_raise(ml_ledger *ledger) {
     uint32_t *word = wake_word(ledger);
     ml_fetch_add_seq_cst(&ledger->woken, 1);
     ml_fetch_add_seq_cst((ml_u64 *)(void *)word, 1);
+    return word;
+}
+
+void ml_ledger_wake(ml_ledger *ledger) {
+    ml_lock_wait(&ledger->lock);
+    uint32_t *word = ml_wake_raise(ledger);
     ml_lock_release(&ledger->lock);
     os_wake(word);
 }

@@ -84,6 +84,7 @@ static void move_to(ml_ledger *ledger, ml_view *view, const ml_seat *seat) {
         ML_KILL_POINT("move.free");
         (void)ml_cas_seq_cst(&old.slot->state, word, ML_SLOT_WORD(ML_SLOT_GENERATION(word), ML_SLOT_FREE));
     }
+    uint32_t *word = ml_wake_raise(ledger);
     ledger->view = view;
     ledger->seat = *seat;
     for (unsigned n = 0; n < ledger->pool_count; n++) {
@@ -93,6 +94,7 @@ static void move_to(ml_ledger *ledger, ml_view *view, const ml_seat *seat) {
     }
     ledger->rejoin_count++;
     ml_lock_release(&ledger->lock);
+    os_wake(word);
     os_token_drop(&old.token);
     if (old_view && old_view != view && old_view->shared) os_segment_retire(&old_view->segment);
 }

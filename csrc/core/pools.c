@@ -47,7 +47,7 @@ static bool has_openers(const ml_pool *entry) {
  * cannot be added. */
 static unsigned shift_for(uint64_t largest) {
     unsigned shift = 12;
-    while (shift < 34 && (largest >> shift) >= ML_UNITS_MAX) shift++;
+    while (shift < 34 && (largest >> shift) > ML_UNITS_MAX) shift++;
     return shift;
 }
 

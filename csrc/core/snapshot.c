@@ -162,6 +162,10 @@ static int copy(ml_image *image, unsigned which, os_error *error) {
         (os_segment){.base = image->buffer[which], .size_bytes = size, .device_id = device, .file_id = file};
     status = ml_view_load(&image->view);
     if (status == ML_ERR_FOREIGN) error->call = "header";
+    if (status == ML_OK && size != ml_load_relaxed(&ml_view_header(&image->view)->size_bytes)) {
+        error->call = "size";
+        status = ML_ERR_FOREIGN;
+    }
     return status;
 }
 
@@ -273,7 +277,7 @@ int ml_path_has_owners(const char *path) {
     os_probe probe = {.fd = -1};
     os_error error;
     int answer = 0;
-    if (os_probe_open(path, NULL, os_lock_kind_of(path), &probe, &error) != OS_OK) return -1;
+    if (os_probe_open(path, NULL, os_lock_kind_of(path, &error), &probe, &error) != OS_OK) return -1;
     for (unsigned i = 0; i < ML_SLOTS_MAX && answer == 0; i++) {
         os_answer held = os_probe_held(&probe, i);
         if (held == OS_UNKNOWN && probe.kind == OS_LOCKS_FLOCK) {

@@ -129,31 +129,32 @@ static int status_of(os_status status) {
     }
 }
 
+/* An existing segment says which kind of lock its members use; who makes one finds out first what there is. */
+static os_status open_or_make(const char *path, unsigned slots, ml_view *view, os_error *error) {
+    bool created = false;
+    os_status status = os_segment_open(path, sizeof(ml_header), SIZE_MAX_BYTES, &view->segment, error);
+    if (status != OS_ABSENT) return status;
+    init_context context = {slots, os_lock_kind_of(path, error)};
+    if (context.lock_kind == OS_LOCKS_NONE) return OS_FAILED;
+    return os_segment_open_or_create(path, size_for(slots), sizeof(ml_header), SIZE_MAX_BYTES, init_shared, &context,
+                                     &view->segment, &created, error);
+}
+
 ml_view *ml_view_open(const char *path, unsigned slots, int *status, os_error *error, unsigned layout[2]) {
     ml_view *view = calloc(1, sizeof *view);
     if (!view) {
         *status = ML_ERR_MEMORY;
         return NULL;
     }
-    init_context context = {slots, os_lock_kind_of(path)};
-    bool created = false;
     memset(error, 0, sizeof *error);
-    if (context.lock_kind == OS_LOCKS_NONE) {
-        *status = ML_ERR_SYSTEM;
-        error->call = "lock";
-        free(view);
-        return NULL;
-    }
-    *status = status_of(os_segment_open_or_create(path, size_for(slots), sizeof(ml_header), SIZE_MAX_BYTES, init_shared,
-                                                  &context, &view->segment, &created, error));
+    *status = status_of(open_or_make(path, slots, view, error));
     if (*status == ML_OK) {
         *status = ml_view_load(view);
         if (*status == ML_OK && view->segment.size_bytes != ml_load_relaxed(&ml_view_header(view)->size_bytes)) {
             /* Somebody cut it after it was made: the pages behind the end would raise SIGBUS. */
             *status = ML_ERR_FOREIGN;
             error->call = "size";
-        } else if (*status == ML_OK && (view->lock_kind == OS_LOCKS_NONE || view->lock_kind != context.lock_kind)) {
-            /* Two kinds of lock do not see each other: a live member would look dead. */
+        } else if (*status == ML_OK && view->lock_kind == OS_LOCKS_NONE) {
             *status = ML_ERR_FOREIGN;
             error->call = "lock kind";
         } else if (*status == ML_ERR_FOREIGN) {

@@ -93,7 +93,8 @@ static ml_local_pool *outermost(const ml_device *device) {
 /* Stand in line. Under M. */
 static void take(ml_ticket *ticket, ml_device *device, uint64_t bytes) {
     ml_local_pool *pool = outermost(device);
-    if (ticket->taken || pool->me == ML_NO_SLOT) return;
+    /* One word per member: a second thread of this process that waits here does so without a place in line. */
+    if (ticket->taken || pool->me == ML_NO_SLOT || ml_load_relaxed(&pool->own->waiting)) return;
     ML_KILL_POINT("waiting.ticket");
     ticket->number = ml_fetch_add_seq_cst(&pool->entry->ticket, 1) & ML_TICKET_MASK;
     ticket->taken = true;
@@ -107,7 +108,8 @@ static void give_up(ml_ticket *ticket, ml_device *device) {
     ml_local_pool *pool = outermost(device);
     ml_lock_wait(&device->ledger->lock);
     ML_KILL_POINT("waiting.remove");
-    ml_store_release(&pool->own->waiting, 0);
+    if (WAITING_TICKET(ml_load_relaxed(&pool->own->waiting)) == ticket->number)
+        ml_store_release(&pool->own->waiting, 0);
     /* Those behind us look again at once. */
     ml_fetch_add_seq_cst(&pool->entry->change, 1);
     ml_lock_release(&device->ledger->lock);
@@ -130,12 +132,13 @@ static void await_change(const ml_device *device, uint64_t seen, uint64_t deadli
     }
 }
 
-/* Clear the dead, where that gives something back. */
+/* Clear the dead. Worth another try even where no record had bytes left: another sweeper may have been stopped between
+ * a record and its word. */
 static bool sweep_once(ml_ledger *ledger) {
     ml_sweep sweep;
     uint64_t freed = 0;
     if (ml_sweep_begin(ledger, &sweep) != ML_OK || sweep.count == 0) return false;
-    return ml_sweep_commit(ledger, &sweep, &freed) == ML_OK && freed > 0;
+    return ml_sweep_commit(ledger, &sweep, &freed) == ML_OK;
 }
 
 typedef int run_once(void *context, ml_ticket *ticket);

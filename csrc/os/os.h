@@ -97,8 +97,8 @@ os_status os_segment_unlink(const char *path, os_error *error);
 #define OS_LOCK_COUNT 1200u
 
 typedef enum os_lock_kind { OS_LOCKS_NONE = 0, OS_LOCKS_OFD = 1, OS_LOCKS_FLOCK = 2, OS_LOCKS_WINDOWS = 3 } os_lock_kind;
-/* What this kernel can do for this file. A creator writes it into the header; everybody must use the same kind. */
-os_lock_kind os_lock_kind_of(const char *path);
+/* What this kernel can do for this file, or for one to be made there; OS_LOCKS_NONE with *error where that cannot be told. A creator writes it into the header; everybody must use the same kind. */
+os_lock_kind os_lock_kind_of(const char *path, os_error *error);
 
 /* An exclusive lock with the life of the address space: holds no descriptor, is not inherited by any kind of
  * child, does not end with a thread, cannot be lost by closing descriptors. */

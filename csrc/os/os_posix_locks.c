@@ -50,20 +50,26 @@ static bool is_usable(os_lock_kind kind, unsigned index) {
     return (kind == OS_LOCKS_OFD || kind == OS_LOCKS_FLOCK) && index < OS_LOCK_COUNT;
 }
 
-os_lock_kind os_lock_kind_of(const char *path) {
+os_lock_kind os_lock_kind_of(const char *path, os_error *error) {
     struct stat file;
     os_lock_kind kind = OS_LOCKS_NONE;
     int fd = os_posix_open(path, O_RDWR);
     if (fd < 0 && errno == ENOENT)
         fd = os_posix_open_scratch(path); /* a creator asks before the segment has its name */
-    if (fd < 0)
+    if (fd < 0) {
+        (void)os_fail(error, OS_FAILED, "open", errno);
         return OS_LOCKS_NONE;
+    }
     if (fstat(fd, &file) == 0 && S_ISREG(file.st_mode)) {
         int code = os_sys_ofd_set(fd, UNUSED_INDEX, OS_LOCK_SHARED);
         if (code == 0)
             kind = OS_LOCKS_OFD;
         else if (code == EINVAL && flock_call(fd, LOCK_SH | LOCK_NB) == 0)
             kind = OS_LOCKS_FLOCK;
+        else
+            (void)os_fail(error, OS_FAILED, "fcntl", code);
+    } else {
+        (void)os_fail(error, OS_FOREIGN, "type", 0);
     }
     close(fd);
     return kind;

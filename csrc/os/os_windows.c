@@ -90,8 +90,9 @@ static os_status lock_refused(DWORD code, os_error *error) {
     return os_fail(error, busy ? OS_BUSY : OS_FAILED, "LockFileEx", code);
 }
 
-os_lock_kind os_lock_kind_of(const char *path) {
+os_lock_kind os_lock_kind_of(const char *path, os_error *error) {
     (void)path;
+    (void)error;
     return OS_LOCKS_WINDOWS;
 }
 

@@ -226,7 +226,9 @@ PyObject *native_account_try_claim(PyObject *self_object, PyObject *const *args,
             return native_bad_argument("try_claim", name);
         }
     }
-    if (ttl && ttl != Py_None) return native_claim_slow(self_object, bytes, replacing, ttl);
+    /* What needs a clock, or is wrong, is dealt with where there is time for it. */
+    if ((ttl && ttl != Py_None) || replacing > self->account->amounts.held)
+        return native_claim_slow(self_object, bytes, replacing, ttl);
     ClaimObject *claim = native_claim_new(self);
     if (!claim) return NULL;
     int status = ml_claim_try(self->account, bytes, replacing, 0, &claim->claim);

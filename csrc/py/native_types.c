@@ -174,8 +174,12 @@ static void claim_dealloc(PyObject *self_object) {
     ClaimObject *self = (ClaimObject *)self_object;
     if (self->owner) {
         Py_BEGIN_ALLOW_THREADS;
-        for (int i = 0; i < 1000 && ml_claim_cancel(&self->claim) >= ML_SLOW_LOCK; i++)
-            (void)ml_ledger_recover(self->owner->ledger->core, ML_SLOW_LOCK);
+        int status = ML_SLOW_LOCK;
+        for (int i = 0; i < 1000 && status >= ML_SLOW_LOCK; i++) {
+            status = ml_claim_cancel(&self->claim);
+            if (status >= ML_SLOW_LOCK) (void)ml_ledger_recover(self->owner->ledger->core, status);
+        }
+        ml_claim_forget(&self->claim); /* whatever came of it: the ledger must not point into freed memory */
         Py_END_ALLOW_THREADS;
         Py_DECREF(self->owner);
     }

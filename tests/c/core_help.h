@@ -140,10 +140,10 @@ static inline int read_source(ml_ledger *ledger, unsigned pool, uint64_t total, 
 
 /* Sweeps as housekeeping does; bytes given back. */
 static inline uint64_t sweep(ml_ledger *ledger) {
-    ml_sweep sweep;
+    ml_sweep dead;
     uint64_t freed = 0;
-    CHECK_EQ(ml_sweep_begin(ledger, &sweep), ML_OK);
-    CHECK_EQ(ml_sweep_commit(ledger, &sweep, &freed), ML_OK);
+    CHECK_EQ(ml_sweep_begin(ledger, &dead), ML_OK);
+    CHECK_EQ(ml_sweep_commit(ledger, &dead, &freed), ML_OK);
     return freed;
 }
 

@@ -236,7 +236,7 @@ static void test_private_memory_is_zero_and_writable(void) {
 
 static void test_token_excludes_and_is_seen_from_the_same_process(void) {
     os_segment segment = segment_or_exit();
-    os_lock_kind kind = os_lock_kind_of(path);
+    os_lock_kind kind = os_lock_kind_of(path, NULL);
     os_error error = {0, ""};
     os_token token, second;
     os_probe probe;
@@ -265,7 +265,7 @@ static void test_token_excludes_and_is_seen_from_the_same_process(void) {
 
 static void test_sweepers_share_and_block_the_owner(void) {
     os_segment segment = segment_or_exit();
-    os_lock_kind kind = os_lock_kind_of(path);
+    os_lock_kind kind = os_lock_kind_of(path, NULL);
     os_error error = {0, ""};
     os_token token;
     os_probe a, b;
@@ -290,7 +290,7 @@ static void test_sweepers_share_and_block_the_owner(void) {
 
 static void test_failing_lock_call_is_unknown(void) {
     os_segment segment = segment_or_exit();
-    os_lock_kind kind = os_lock_kind_of(path);
+    os_lock_kind kind = os_lock_kind_of(path, NULL);
     os_error error = {0, ""};
     os_token token;
     os_probe probe;
@@ -319,7 +319,7 @@ static void test_token_dies_with_its_process(void) {
     os_segment segment = segment_or_exit();
     os_error error = {0, ""};
     os_probe probe;
-    CHECK_EQ(os_probe_open(path, &segment, os_lock_kind_of(path), &probe, &error), OS_OK);
+    CHECK_EQ(os_probe_open(path, &segment, os_lock_kind_of(path, NULL), &probe, &error), OS_OK);
     process holder = start_holder("17");
     CHECK_EQ(wait_for_answer(&probe, 17, OS_YES), OS_YES);
     CHECK_EQ(os_probe_held(&probe, 16), OS_NO);
@@ -360,7 +360,7 @@ static int hold(const char *index) {
     os_token token;
     CHECK_WATCHDOG(CHECK_TEST_SECONDS);
     if (os_segment_open(path, 1, LIMIT_BYTES, &segment, &error) != OS_OK ||
-        os_token_take(path, &segment, os_lock_kind_of(path), (unsigned)atoi(index), &token, &error) != OS_OK)
+        os_token_take(path, &segment, os_lock_kind_of(path, NULL), (unsigned)atoi(index), &token, &error) != OS_OK)
         return 3;
     os_sleep_ns((uint64_t)CHECK_TEST_SECONDS * 1000000000ull);
     return 0;

@@ -12,7 +12,7 @@ static void prepare(void) {
     clear_board();
     empty_folder();
     segment = segment_or_exit();
-    CHECK_EQ(os_lock_kind_of(path), kind);
+    CHECK_EQ(os_lock_kind_of(path, NULL), kind);
     CHECK_EQ(os_probe_open(path, &segment, kind, &probe, &error), OS_OK);
 }
 

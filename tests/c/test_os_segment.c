@@ -387,7 +387,7 @@ static void open_without_streams(void) {
     close(0);
     close(1);
     close(2);
-    if (os_probe_open(path, &segment, os_lock_kind_of(path), &probe, &error) != OS_OK || probe.fd <= 2)
+    if (os_probe_open(path, &segment, os_lock_kind_of(path, NULL), &probe, &error) != OS_OK || probe.fd <= 2)
         _exit(7);
 }
 

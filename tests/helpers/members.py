@@ -62,7 +62,11 @@ class Member:
         self._selector = selectors.DefaultSelector()
         assert self.process.stdout is not None
         self._selector.register(self.process.stdout, selectors.EVENT_READ)
-        self.pid: int = self.receive()
+        try:
+            self.pid: int = self.receive()
+        except BaseException:
+            self.reap()
+            raise
 
     # ---- talking
 
@@ -129,6 +133,15 @@ class Member:
     def figures(self) -> dict[str, Any]:
         figures: dict[str, Any] = self.call("figures")
         return figures
+
+    def become(self, uid: int) -> None:
+        """Go on as another user. What it will need is imported before, since that user may not be
+        able to read the interpreter's files."""
+        self.run(
+            "import memledger, memledger.sim, memledger.device, memledger.readings.simulated, "
+            "memledger.readings.machine, memledger.readings.meminfo, urllib.parse, tempfile, traceback\n"
+            f"os.setgroups([]); os.setgid({uid}); os.setuid({uid})"
+        )
 
     def stderr(self) -> str:
         self._errors.seek(0)

@@ -59,8 +59,9 @@ def run(options: argparse.Namespace) -> int:
         print(screen.clean(f"memledger: {problem}"), file=sys.stderr)
         return 1
     if options.json:
-        print(json.dumps({"schema": 1, "calls": options.calls, "rounds": _ROUNDS,
-                          "results": [result._asdict() for result in results]}, indent=2))  # fmt: skip
+        found = [result._asdict() for result in results]
+        shown = {"schema": 1, "calls": options.calls, "rounds": _ROUNDS, "results": found}
+        print(json.dumps(shown, indent=2))
         return 0
     view = screen.open_screen()
     screen.show(view, _table(results))
@@ -78,7 +79,7 @@ def _table(results: list[Result]) -> Table:
         for result in results
     ]
     columns = [Column("call"), *(Column(c, right=True) for c in ("ns", "times empty", "aim"))]
-    return Table("", columns, rows)
+    return Table(columns, rows)
 
 
 def _style(result: Result) -> str:
@@ -106,11 +107,11 @@ def _measure(path: str, calls: int) -> tuple[list[Result], str | None]:
 
         def publish_loop() -> None:
             for _ in repeat(None, calls):
-                publish(_GIB)
+                publish(held=_GIB)
 
         def publish_free_loop() -> None:
             for _ in repeat(None, calls):
-                publish(_GIB)
+                publish(held=_GIB)
                 free()
 
         def claim_loop() -> None:

@@ -19,4 +19,3 @@ def run(arguments: list[str]) -> int:
         print("memledger: this installation has no demo", file=sys.stderr)
         return 1
     return int(importlib.import_module("memledger.demo").main(arguments))
-

@@ -16,9 +16,16 @@ from memledger.views import Member, Row, Snapshot
 
 SCHEMA = 1
 
+_HEADERS = (
+    "total free available unaccounted held releasable claimed pinned",
+    "total free available unac-counted held releasable claimed pinned",
+    "total free avail-able unac-counted held releas-able claimed pinned",
+)
+"""Of the figures of a device, for less and less width. A "-" is where a header may be broken."""
+
 _EPILOG = """\
 The table, per device, in GiB:
-  total        what can be used at all
+  total        as the source says, or as configured where there is none
   free         what a process that holds nothing could take now
   available    the same, if every member gave back what it can
   unaccounted  used by somebody who is no member: the desktop, other programs
@@ -81,7 +88,6 @@ def run(options: argparse.Namespace) -> int:
         else:
             if view.live:
                 view.clear()
-                view.width = screen.width_of_output()
             if seen.status == "ok":
                 render(view, seen)
             else:
@@ -98,7 +104,9 @@ def _once(seen: Look, *, as_json: bool) -> int:
     if seen.status == "ok":
         return 0
     sys.stdout.flush()
-    others = f"; other layouts in use: {', '.join(seen.other_layouts)}" if seen.other_layouts else ""
+    others = (
+        f"; other layouts in use: {', '.join(seen.other_layouts)}" if seen.other_layouts else ""
+    )
     print(screen.clean(f"memledger: {seen.reason}{others}"), file=sys.stderr)
     return 1
 
@@ -132,7 +140,11 @@ def render(view: Screen, seen: Look) -> None:
     else:
         view.line("no device has been opened yet")
     if seen.members:
-        screen.show(view, *_member_tables(seen, names))
+        table = screen.fitting(view, _member_tables(seen, names))
+        if table:
+            view.table(table)
+        else:
+            _list_members(view, seen, names)
     else:
         view.line("nobody is a member now")
     for note, style in _notes(seen):
@@ -140,33 +152,22 @@ def render(view: Screen, seen: Look) -> None:
 
 
 def _render_devices(view: Screen, seen: Look, names: dict[str, str]) -> None:
-    everything = Table("", [*_device_columns("key", wrap=False), *_reading_columns()], [
-        [*_device_cells(pool, pool.key), *_reading_cells(pool, seen)] for pool in seen.pools
-    ])  # fmt: skip
+    everything = Table(
+        [*_device_columns("key", _HEADERS[0]), *_reading_columns()],
+        [[*_device_cells(pool, pool.key), *_reading_cells(pool, seen)] for pool in seen.pools],
+    )
     if screen.fitting(view, [everything]):
         view.table(everything)
         return
     rows = [_device_cells(pool, names[pool.key]) for pool in seen.pools]
-    screen.show(
-        view,
-        Table("", _device_columns("device", wrap=False), rows),
-        Table("", _device_columns("device", wrap=True), rows),
-    )
-    readings = [
-        [Cell(names[pool.key], "bold"), *_reading_cells(pool, seen)] for pool in seen.pools
-    ]
-    screen.show(view, Table("", [Column("reading of"), *_reading_columns()], readings))
+    screen.show(view, *(Table(_device_columns("device", headers), rows) for headers in _HEADERS))
+    readings = [[Cell(names[pool.key], "bold"), *_reading_cells(pool, seen)] for pool in seen.pools]
+    screen.show(view, Table([Column("reading of"), *_reading_columns()], readings))
 
 
-def _device_columns(first: str, *, wrap: bool) -> list[Column]:
-    figures = (
-        ("total", "free", "avail-\nable", "unac-\ncounted", "held", "releas-\nable", "claimed",
-         "pinned")
-        if wrap
-        else ("total", "free", "available", "unaccounted", "held", "releasable", "claimed",
-              "pinned")
-    )  # fmt: skip
-    return [Column(first), *(Column(figure, right=True) for figure in figures)]
+def _device_columns(first: str, headers: str) -> list[Column]:
+    names = (name.replace("-", "-\n") for name in headers.split())
+    return [Column(first), *(Column(name, right=True) for name in names)]
 
 
 def _device_cells(pool: Snapshot, name: str) -> list[Cell]:
@@ -215,32 +216,52 @@ def _name(member: Member) -> str:
 
 
 def _member_tables(seen: Look, names: dict[str, str]) -> list[Table]:
-    """Widest first; the last one is for stacking, so it repeats who each row is about."""
+    """Widest first."""
     wide: list[list[Cell]] = []
     narrow: list[list[Cell]] = []
-    stack: list[list[Cell]] = []
     for member in seen.members:
         who = _who(member)
-        records = _records(member, seen.pools) or [(None, None)]
-        for index, (pool, row) in enumerate(records):
+        records = _records(member, seen.pools)
+        devices = [names[pool.key] for pool, _ in records] or ["-"]
+        rows: list[Row | None] = [row for _, row in records] or [None]
+        for index, (name, row) in enumerate(zip(devices, rows, strict=True)):
             shown = who if index == 0 else [Cell("")] * len(who)
-            device = Cell(names[pool.key] if pool else "none")
+            device = Cell(name)
             figures = _record_cells(row, dead=member.state == "dead")
             wide.append([*shown, device, *figures])
             narrow.append([shown[0], shown[2], shown[3], device, *figures])
-            label = f"{member.pid} {member.role} {member.label} {member.state}".replace("  ", " ")
-            stack.append([Cell(f"{label} on {device.text}", who[3].style or "bold"), *figures])
-    figures_wide = [Column(c, right=True) for c in ("held", "releasable", "claimed", "pinned")]
-    figures_short = [Column(c, right=True) for c in ("held", "releas-\nable", "claimed", "pinned")]
-    pid, role, label = Column("pid", right=True), Column("role"), Column("member")
+    figures_wide = [
+        Column(name, right=True) for name in ("held", "releasable", "claimed", "pinned")
+    ]
+    figures_short = [
+        Column(name, right=True) for name in ("held", "releas-\nable", "claimed", "pinned")
+    ]
+    pid, role, called = Column("pid", right=True), Column("role"), Column("member")
     state, on = Column("state"), Column("device")
     return [
-        Table("", [pid, role, label, state, on, *figures_wide], wide),
-        Table("", [pid, role, label, state, on, *figures_short], wide),
-        Table("", [pid, label, state, on, *figures_short], narrow),
-        Table("", [pid, label, state, on, *figures_short], _cut(narrow, 1, 18)),
-        Table("", [Column("member"), *figures_wide], stack),
+        Table([pid, role, called, state, on, *figures_wide], wide),
+        Table([pid, role, called, state, on, *figures_short], wide),
+        Table([pid, called, state, on, *figures_short], narrow),
+        Table([pid, called, state, on, *figures_short], _cut(narrow, 1, 18)),
     ]
+
+
+def _list_members(view: Screen, seen: Look, names: dict[str, str]) -> None:
+    """For a screen too narrow for a table: what is not 0, in words."""
+    for member in seen.members:
+        pid, role, name, state = _who(member)
+        view.line(f"{pid.text} {name.text} ({role.text}, {state.text})", pid.style or "bold")
+        for pool, row in _records(member, seen.pools):
+            cells = _record_cells(row, dead=member.state == "dead")
+            words = [
+                f"{word} {cell.text}"
+                for word, cell in zip(
+                    ("held", "releasable", "claimed", "pinned"), cells, strict=True
+                )
+                if cell.text != "0"
+            ]
+            view.line(f"  {names[pool.key]}: {', '.join(words)}", cells[0].style)
+    view.line()
 
 
 def _who(member: Member) -> list[Cell]:
@@ -295,9 +316,7 @@ def _notes(seen: Look) -> list[tuple[str, str]]:
         if not pool.coherent:
             notes.append((f"{pool.key}: changed while it was read; figures may not add up", "warn"))
     if seen.findings:
-        notes.append(
-            (f"{len(seen.findings)} broken invariant(s): run `memledger doctor`", "warn")
-        )
+        notes.append((f"{len(seen.findings)} broken invariant(s): run `memledger doctor`", "warn"))
     for path in seen.other_layouts:
         notes.append(
             (f"not in this total: processes of another memledger version, in {path}", "warn")
@@ -326,9 +345,7 @@ def to_json(seen: Look) -> dict[str, Any]:
     }
 
 
-def _json_device(
-    pool: Snapshot, dead: set[tuple[int, int]], seen: Look
-) -> dict[str, Any]:
+def _json_device(pool: Snapshot, dead: set[tuple[int, int]], seen: Look) -> dict[str, Any]:
     figures, reading = pool.figures, pool.reading
     records = [
         {

@@ -20,13 +20,19 @@ _BLANK = "    \n"
 _ASCII_HEAD = Box(_BLANK * 2 + " -- \n" + _BLANK * 5, ascii=True)
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        # rich would end the process with 1; `command_line` answers for that.
+        raise BrokenPipeError
+
+
 class RichScreen:
     """Text goes in as rich Text, so nothing in it is markup."""
 
     def __init__(self) -> None:
         self.width = base.width_of_output()
         self._ascii = base.needs_ascii()
-        self._console = Console(
+        self._console = _Console(
             file=sys.stdout,
             width=self.width,
             color_system=None if os.environ.get("NO_COLOR") else "auto",
@@ -47,9 +53,19 @@ class RichScreen:
         for part in base.wrapped(text, self.width) if self._wrap else [text]:
             self._console.print(self._text(part, style), soft_wrap=True)
 
+    def entry(self, state: str, style: str, subject: str, text: str) -> None:
+        subject, text = (base.clean(part, ascii_only=self._ascii) for part in (subject, text))
+        for cells in base.entry_lines(state, subject, text, self.width, wrap=self._wrap):
+            line = Text.assemble(
+                (cells[0], _STYLES[style]), (cells[1], "bold"), (cells[2], "" if state else "cyan")
+            )
+            line.rstrip()
+            self._console.print(line, soft_wrap=True)
+
     def _rich(self, table: base.Table) -> RichTable:
         drawn = RichTable(box=_ASCII_HEAD if self._ascii else SIMPLE_HEAD, safe_box=False,
-                          pad_edge=False, header_style="bold", show_edge=False)  # fmt: skip
+                          padding=(0, 1, 0, 0),
+            pad_edge=False, header_style="bold", show_edge=False)  # fmt: skip
         for column in table.columns:
             drawn.add_column(
                 self._text(column.header),
@@ -66,10 +82,16 @@ class RichScreen:
         return Measurement.get(self._console, wide, self._rich(table)).maximum
 
     def table(self, table: base.Table) -> None:
-        if table.title:
-            self._console.print(self._text(table.title, "bold"))
-        self._console.print(self._rich(table))
+        if self._console.is_terminal:
+            self._console.print(self._rich(table))
+        else:
+            # rich fills lines up to the table's width; in a file that is only noise.
+            with self._console.capture() as drawn:
+                self._console.print(self._rich(table))
+            for line in drawn.get().splitlines():
+                print(line.rstrip())
         self._console.print()
 
     def clear(self) -> None:
         self._console.clear()
+        self.width = self._console.width = base.width_of_output()

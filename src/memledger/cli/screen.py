@@ -19,6 +19,7 @@ PIPE_COLUMNS = 200
 """Where nobody looks (a pipe, a file) and COLUMNS is not set: wide enough for whole names."""
 
 _GAP = 2
+_STATE_WIDTH, _SUBJECT_WIDTH = 6, 12
 _PLAIN_OF = str.maketrans({"·": "-", "†": "*", "…": "~", "≤": "<", "—": "-"})
 
 
@@ -37,28 +38,28 @@ class Column(NamedTuple):
 
 
 class Table(NamedTuple):
-    """`merge`: a row that repeats the first cells of the row above leaves them empty."""
-
-    title: str
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
 
 
 class Screen(Protocol):
-    """Where output goes. `width` in characters; `fancy`: whether it may draw over itself."""
+    """Where output goes. width: in characters. live: whether it may draw over itself."""
 
     width: int
     live: bool
 
     def line(self, text: str = "", style: str = "") -> None:
-        """One paragraph, wrapped at the width where a person looks."""
+        """One paragraph, wrapped where there is a width to keep to."""
+
+    def entry(self, state: str, style: str, subject: str, text: str) -> None:
+        """One line of a list: a state, what it is about, and text that hangs beside the two."""
 
     def table(self, table: Table) -> None: ...
 
     def natural_width(self, table: Table) -> int: ...
 
     def clear(self) -> None:
-        """Start over at the top, where `live`."""
+        """Start over at the top, at the width that there is now; where `live`."""
 
 
 def clean(text: str, *, ascii_only: bool = False) -> str:
@@ -124,8 +125,6 @@ def show(screen: Screen, *tables: Table) -> None:
 
 
 def stacked(screen: Screen, table: Table) -> None:
-    if table.title:
-        screen.line(table.title, "bold")
     names = [column.header.replace("-\n", "").replace("\n", " ") for column in table.columns]
     wide = max((len(name) for name in names), default=0)
     for row in table.rows:
@@ -134,6 +133,25 @@ def stacked(screen: Screen, table: Table) -> None:
             if cell.text:
                 screen.line(f"  {name.ljust(wide)}  {cell.text}", cell.style)
     screen.line()
+
+
+def entry_lines(
+    state: str, subject: str, text: str, width: int, *, wrap: bool
+) -> list[tuple[str, str, str]]:
+    """`entry` as lines of (state, subject, text) cells that are already padded."""
+    wide = len(subject) > _SUBJECT_WIDTH or width < 60
+    hang = 4 if wide else _STATE_WIDTH + _SUBJECT_WIDTH + 2
+    parts = (
+        textwrap.wrap(text, max(20, width - hang - 1), break_long_words=False,
+                      break_on_hyphens=False)
+        if wrap else [text]
+    ) or [""]  # fmt: skip
+    head = (state.ljust(_STATE_WIDTH), subject.ljust(_SUBJECT_WIDTH) + "  ")
+    if not wide:
+        first = [(*head, parts[0])]
+        return first + [(" " * _STATE_WIDTH, " " * (_SUBJECT_WIDTH + 2), p) for p in parts[1:]]
+    heading = [(head[0], subject, "")] if state or subject else []
+    return heading + [("    ", "", part) for part in parts]
 
 
 class PlainScreen:
@@ -151,12 +169,15 @@ class PlainScreen:
         for part in wrapped(text, self.width) if self._wrap else [text]:
             print(part)
 
+    def entry(self, state: str, style: str, subject: str, text: str) -> None:
+        subject, text = (clean(part, ascii_only=self._ascii) for part in (subject, text))
+        for cells in entry_lines(state, subject, text, self.width, wrap=self._wrap):
+            print("".join(cells).rstrip())
+
     def natural_width(self, table: Table) -> int:
         return sum(_widths(table)) + _GAP * (len(table.columns) - 1) + 1
 
     def table(self, table: Table) -> None:
-        if table.title:
-            self.line(table.title)
         widths = _widths(table)
         heads = [column.header.split("\n") for column in table.columns]
         depth = max(len(head) for head in heads)
@@ -172,7 +193,10 @@ class PlainScreen:
         cells = [
             text.rjust(width) if column.right else text.ljust(width)
             for column, width, text in zip(
-                table.columns, widths, (clean(t, ascii_only=self._ascii) for t in texts), strict=True
+                table.columns,
+                widths,
+                (clean(t, ascii_only=self._ascii) for t in texts),
+                strict=True,
             )
         ]
         print((" " + (" " * _GAP).join(cells)).rstrip())

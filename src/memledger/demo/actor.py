@@ -1,11 +1,7 @@
-"""A process of the demo: how it decides, claims, allocates and logs, with or without the ledger.
-
-`python -m memledger.demo.actor <spec>`; cast.py starts it.
-"""
+"""A process of the demo: how it decides, claims, allocates and logs, with or without the ledger."""
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import os
 import queue
@@ -35,10 +31,14 @@ class Promise(Protocol):
 
 
 class Memory(Protocol):
-    """Where figures come from and where decisions go. The three below are all that differs between
-    the runs."""
+    """Where figures come from and where decisions go. This is all that differs between the
+    runs."""
 
     def figures(self) -> Figures: ...
+
+    def free_now(self) -> int:
+        """The free figure as it stands, for one who only looks."""
+        ...
 
     def promise(self, sizes: list[int]) -> tuple[int, Promise]:
         """For the first of `sizes` that fits; raises ClaimRefused."""
@@ -73,6 +73,9 @@ class DriverMemory:
     def figures(self) -> Figures:
         free, held = self._card.free(), self._card.held_by_me()
         return Figures(free=free, budget=free + held, held=held)
+
+    def free_now(self) -> int:
+        return self._card.free()
 
     def promise(self, sizes: list[int]) -> tuple[int, Promise]:
         return 0, _NoPromise(self)
@@ -284,19 +287,3 @@ class Actor:
 
     def result(self, **more: Any) -> dict[str, Any]:
         return {"ooms": self.ooms, "peak_bytes": self.peak, **more}
-
-
-def main() -> int:
-    spec = json.loads(sys.argv[1])
-    faulthandler.dump_traceback_later(spec["watchdog_s"], exit=True)
-    from memledger.demo import roles
-
-    parameters = spec["parameters"]
-    actor = Actor(spec["name"], spec["directory"], parameters.pop("mode"))
-    result = getattr(roles, spec["role"])(actor, **parameters)
-    actor.say({"result": result})
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

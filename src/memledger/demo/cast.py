@@ -1,8 +1,8 @@
 """The processes of one run, seen from their parent.
 
 Each is an interpreter of its own that talks in JSON lines: it says what it has reached, and waits
-for a "go". So every meeting point is exact, and a process that dies in front of one (which is one of
-the scenarios) hangs nobody, as it would in a barrier of the operating system.
+for a "go". So every meeting point is exact, and a process that dies in front of one (which is one
+of the scenarios) hangs nobody, as it would in a barrier of the operating system.
 
 Nothing outlives a run: the children end when their stdin does, have a watchdog each, and are killed
 and waited for by `close`.
@@ -10,6 +10,7 @@ and waited for by `close`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -54,7 +55,7 @@ class Cast:
         }
         with open(self._stderr_path(name), "wb") as stderr:
             process = subprocess.Popen(
-                [sys.executable, "-m", "memledger.demo.actor", json.dumps(spec)],
+                [sys.executable, "-m", "memledger.demo.child", json.dumps(spec)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -89,11 +90,10 @@ class Cast:
             self._reached.pop(name, None)
             stdin = self._processes[name].stdin
             assert stdin is not None
-            try:
+            # It may just have died; its end of file tells.
+            with contextlib.suppress(OSError):
                 stdin.write("go\n")
                 stdin.flush()
-            except OSError:
-                pass  # it has just died; its end of file tells
 
     def has_ended(self, name: str) -> bool:
         return name in self._ended
@@ -124,10 +124,8 @@ class Cast:
             process.wait()
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
-                    try:
+                    with contextlib.suppress(OSError):
                         pipe.close()
-                    except OSError:
-                        pass
 
     def _living(self, names: Iterable[str] | None) -> list[str]:
         names = self._processes if names is None else names
@@ -156,11 +154,10 @@ class Cast:
 
     def _read(self, name: str, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
-        try:
+        # ValueError: half a line of a killed process, or `close` was faster.
+        with contextlib.suppress(ValueError):
             for line in process.stdout:
                 self._inbox.put((name, json.loads(line)))
-        except ValueError:
-            pass  # half a line of a killed process, or `close` was faster
         self._inbox.put((name, None))
 
     def _obituary(self, name: str) -> str:

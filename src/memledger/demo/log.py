@@ -1,15 +1,15 @@
 """The log of a run: JSON lines, appended by all processes, in the order in which they decided.
 
-How the order is known. "Read the figures, decide, claim, write the line" is done under one lock (of
-the log's file, so that the kernel releases it at death), and so is "publish a smaller held, write
-the line". Hence the lines stand in the order in which the ledger granted.
+How the order is known. "Read the figures, decide, claim, write the line" is done under one lock
+(of the log's file, so that the kernel releases it at death), and so is "publish a smaller held,
+write the line". Hence the lines stand in the order in which the ledger granted.
 
-Why that hides no race. The race of the demo is between a decision and the bytes that follow it, tens
-of milliseconds to seconds later; allocating and landing never hold the lock. The run without the
-ledger takes the same lock at the same places, and runs out of memory all the same, and so does the
-ledger's own run once its claims are left out (--break-claims). What the lock gives is an order to
-compare with: without it a second process may decide between the first one's grant and its line. Two
-loaders are also raced without it, see scenarios.py.
+Why that hides no race. The race of the demo is between a decision and the bytes that follow it,
+tens of milliseconds to seconds later; allocating and landing never hold the lock. The run without
+the ledger takes the same lock at the same places, and runs out of memory all the same, and so does
+the ledger's own run once its claims are left out (--break-claims). What the lock gives is an order
+to compare with: without it a second process may decide between the first one's grant and its line.
+Two loaders are also raced without it, see scenarios.py.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def request_event(request: Request) -> Event:
 
 
 def request_of(event: Event) -> Request:
-    """The request in a line. The decision and the figures that stand beside it are not looked at."""
+    """The request in a line. What stands beside it, decision and figures, is not looked at."""
     checkpoint, step = event.get("checkpoint"), event.get("step")
     return Request(
         kind=event["kind"],

@@ -1,9 +1,9 @@
 """What one process would have decided.
 
-The oracle takes the requests of a run's log, in their order, and decides each anew: the same policy,
-one process, one allocator, exact figures. It never sees what the run decided or read (`request_of`
-drops it). What nobody has freed stays resident, and what other members hold cannot be evicted: so
-own held is that of the member which asks.
+The oracle takes the requests of a run's log, in their order, and decides each anew: the same
+policy, one process, one allocator, exact figures. It never sees what the run decided or read
+(`request_of` drops it). What nobody has freed stays resident, and what other members hold cannot be
+evicted: so own held is that of the member which asks.
 """
 
 from __future__ import annotations

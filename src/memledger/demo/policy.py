@@ -1,7 +1,7 @@
 """The decisions of the demo: figures in, decision out.
 
-Pure functions, used alike by the runs without the ledger, the runs with it, and the oracle. So where
-two runs decide differently, their figures differed, and nothing else did.
+Pure functions, used alike by the runs without the ledger, the runs with it, and the oracle. So
+where two runs decide differently, their figures differed, and nothing else did.
 """
 
 from __future__ import annotations

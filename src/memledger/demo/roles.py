@@ -12,7 +12,7 @@ from typing import Any
 
 import memledger
 from memledger.demo import policy
-from memledger.demo.actor import PUMP_S, Actor, LedgerMemory
+from memledger.demo.actor import PUMP_S, Actor
 from memledger.demo.policy import Checkpoint, Step
 from memledger.readings import ram_source
 
@@ -64,6 +64,7 @@ def sampler(actor: Actor, *, model_bytes: int, image_bytes: int, most: int, step
     batches: list[int | None] = []
     for number in range(steps):
         subject = f"{actor.name}/step {number}"
+        actor.meet(f"load {number}")
         actor.meet(f"read {number}")
         batch, promise = actor.decide_step(subject, step)
         actor.meet(f"take {number}")
@@ -80,13 +81,12 @@ def sampler(actor: Actor, *, model_bytes: int, image_bytes: int, most: int, step
     return actor.result(batches=batches)
 
 
-def sibling(
-    actor: Actor, *, loads: list[dict[str, int]], parts: int, steps: int
-) -> Result:
+def sibling(actor: Actor, *, loads: list[dict[str, int]], parts: int, steps: int) -> Result:
     """Loads checkpoints beside the samplers, a part of the file per step, and frees them again."""
     dtypes: list[str | None] = []
     load = None
     for number in range(steps):
+        actor.meet(f"load {number}")
         for plan in loads:
             if plan["from_step"] == number:
                 load = actor.decide_load(
@@ -103,7 +103,7 @@ def sibling(
         if load is not None and load.dtype is not None and len(load.blocks) < parts:
             nbytes = policy.load_bytes(load.checkpoint, load.dtype) // parts
             if not actor.take_part(load, nbytes):
-                dtypes[-1] = f"{load.dtype} OOM"
+                dtypes[-1] = "OOM"
                 load = None
         actor.meet(f"free {number}")
     actor.meet("end")
@@ -123,8 +123,11 @@ def victim(actor: Actor, *, fp8_bytes: int, first_bytes: int) -> Result:
     return actor.result(loaded=True)
 
 
-def waiter(actor: Actor, *, fp8_bytes: int) -> Result:
-    """Wants to load beside it: at once where that seems to fit, else as soon as it does."""
+def waiter(actor: Actor, *, own_bytes: int, fp8_bytes: int) -> Result:
+    """Has something already, and wants to load beside the victim: at once where that seems to fit,
+    else as soon as it does."""
+    own = actor.decide_load(f"{actor.name}/encoder", Checkpoint(own_bytes, dtypes=("fp8",)))
+    actor.take_part(own, own_bytes)
     checkpoint = Checkpoint(fp8_bytes, dtypes=("fp8",))
     actor.meet("half loaded")
     began = time.monotonic()
@@ -156,13 +159,12 @@ def watcher(actor: Actor, *, card_bytes: int, promised_bytes: int, image_bytes: 
     """Reads what is free all the time while the loader's bytes land, and compares it with what the
     loader will have left."""
     truth = card_bytes - promised_bytes
-    read = actor.memory.free_now if isinstance(actor.memory, LedgerMemory) else actor.card.free
     actor.meet("load")
     errors, curve = [], []
     began = time.monotonic()
     while True:
         landed = actor.card.used()
-        free = read()
+        free = actor.memory.free_now()
         if landed:
             errors.append(free - truth)
             curve.append((time.monotonic() - began, free))
@@ -181,26 +183,28 @@ def watcher(actor: Actor, *, card_bytes: int, promised_bytes: int, image_bytes: 
     )
 
 
-def ram_taker(
-    actor: Actor, *, limit_bytes: int, block_bytes: int, blocks: int, is_member: bool
-) -> Result:
+def ram_taker(actor: Actor, *, limit_bytes: int, block_bytes: int, rounds: int) -> Result:
     """Takes real memory of this machine, block by block, as long as there seems to be room."""
-    ram = memledger.join(label=actor.name, role="worker").device("ram") if is_member else None
     machine = ram_source()
-    before = machine.read().free or 0
+    ram = None
+    if actor.mode != "without":
+        ram = memledger.join(label=actor.name, role="worker").device("ram")
+    actor.meet("up")
+    floor = max(0, (machine.read().free or 0) - limit_bytes)
+    if ram is not None:
+        ram.headroom(floor)
+    actor.meet("decide")
+    blocks_seen = ((machine.read().free or 0) - floor) // block_bytes
     taken: list[mmap.mmap] = []
-    for number in range(blocks):
+    for number in range(rounds):
         actor.meet(f"read {number}")
+        claim = ram.try_claim(block_bytes) if ram and actor.mode == "ledger" else None
         if ram is None:
-            # What a program sees today: how the machine's figure has moved.
-            room = limit_bytes - max(0, before - (machine.read().free or 0))
-            claim = None
-            fits = room >= block_bytes
+            fits = number < blocks_seen
+        elif actor.mode == "ledger":
+            fits = claim is not None
         else:
-            claim = ram.try_claim(block_bytes) if actor.mode != "claimless" else None
-            fits = claim is not None or (
-                actor.mode == "claimless" and (ram.free() or 0) >= block_bytes
-            )
+            fits = (ram.free() or 0) >= block_bytes
         actor.meet(f"take {number}")
         if fits:
             block = mmap.mmap(-1, block_bytes)
@@ -210,9 +214,8 @@ def ram_taker(
         held = block_bytes * len(taken)
         if claim is not None:
             claim.settle(held=held)
-        elif ram is not None and fits:
+        elif ram is not None:
             ram.publish(held=held)
-        actor.meet(f"taken {number}")
     actor.meet("end")
     for block in taken:
         block.close()

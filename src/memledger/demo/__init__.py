@@ -1,0 +1,165 @@
+"""`memledger demo`: real processes on a simulated card, without the ledger, with it, and as one
+process would have decided."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from memledger.demo.scenarios import Outcome
+
+__all__ = ["main"]
+
+_OK, _WRONG, _STAGE, _INTERRUPTED = 0, 1, 3, 130
+
+
+def main(argv: list[str]) -> int:
+    """0: the ledger's runs had no OOM and agree with the oracle. 1: they do not. 2: bad arguments.
+    3: the demo could not be played here. 130: interrupted."""
+    from memledger.demo.scenarios import SCENARIOS
+
+    arguments = _parser(list(SCENARIOS)).parse_args(argv)
+    if arguments.list:
+        for name, play in SCENARIOS.items():
+            print(f"{name:<10} {play.__doc__}")
+        return _OK
+    from memledger.demo.cast import StageError
+    from memledger.sim import SimError
+
+    seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(10**6)
+    try:
+        with _signals_end_it(), _directory() as directory:
+            return _play(arguments, seed, directory)
+    except KeyboardInterrupt:
+        print("interrupted; nothing is left behind", file=sys.stderr)
+        return _INTERRUPTED
+    except (StageError, SimError) as error:
+        print(f"memledger demo: {error} (seed {seed})", file=sys.stderr)
+        return _STAGE
+
+
+def _parser(names: list[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="memledger demo",
+        description="Plays scenes with real processes on a simulated card: without the ledger, "
+        "with it, and as one process would have decided (the oracle). Touches no GPU and not your "
+        "ledger. Exits with 1 if the ledger's run goes out of memory or decides otherwise.",
+    )
+    parser.add_argument("--list", action="store_true", help="list the scenarios and exit")
+    parser.add_argument(
+        "--scenario", action="append", choices=names, metavar="NAME", help="only this; repeatable"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object for machines")
+    parser.add_argument("--seed", type=int, help="of the sibling's loads; printed if not given")
+    parser.add_argument("--keep-log", metavar="DIR", help="copy the logs of all runs there")
+    parser.add_argument(
+        "--break-claims",
+        action="store_true",
+        help="play the ledger's runs without claims: they must then fail",
+    )
+    return parser
+
+
+def _play(arguments: argparse.Namespace, seed: int, directory: str) -> int:
+    from memledger.demo.render import Renderer
+    from memledger.demo.scenarios import SCENARIOS, Stage
+
+    stage = Stage(
+        directory,
+        seed,
+        ledger_mode="claimless" if arguments.break_claims else "ledger",
+        keep=arguments.keep_log,
+    )
+    names = dict.fromkeys(arguments.scenario or SCENARIOS)
+    if arguments.json:
+        outcomes = [SCENARIOS[name](stage) for name in names]
+        print(json.dumps(_as_json(outcomes, seed), indent=2))
+        return _OK if all(outcome.ok for outcome in outcomes) else _WRONG
+    renderer = Renderer(sys.stdout)
+    renderer.text(
+        "Real processes on a simulated card. Three columns: as programs do it today (the driver's "
+        "free figure), with the ledger, and what one process would have decided with the same "
+        f"policy (the oracle). Seed {seed}."
+    )
+    renderer.text()
+    outcomes = []
+    for number, name in enumerate(names, 1):
+        outcomes.append(SCENARIOS[name](stage))
+        renderer.outcome(number, outcomes[-1])
+    wrong = [outcome.name for outcome in outcomes if not outcome.ok]
+    if wrong:
+        renderer.text(f"The ledger was WRONG in: {', '.join(wrong)} (seed {seed}).", "bold red")
+        return _WRONG
+    return _OK
+
+
+def _as_json(outcomes: list[Outcome], seed: int) -> dict[str, object]:
+    return {
+        "seed": seed,
+        "ok": all(outcome.ok for outcome in outcomes),
+        "scenarios": [
+            {
+                "name": outcome.name,
+                "title": outcome.title,
+                "ok": outcome.ok,
+                "problems": outcome.problems,
+                "disagreements": [one._asdict() for one in outcome.disagreements],
+                "runs": {
+                    key: {
+                        "ooms": run.ooms,
+                        "peak_bytes": run.peak_bytes,
+                        "time_s": run.time_s,
+                        "choices": run.choices,
+                        **run.more,
+                    }
+                    for key, run in outcome.runs.items()
+                },
+            }
+            for outcome in outcomes
+        ],
+    }
+
+
+@contextlib.contextmanager
+def _directory() -> Iterator[str]:
+    """For the segments, cards and logs of this demo; a user's ledger is not touched."""
+    memory = "/dev/shm"
+    where = memory if os.path.isdir(memory) and os.access(memory, os.W_OK | os.X_OK) else None
+    path = tempfile.mkdtemp(prefix="memledger-demo-", dir=where)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _signals_end_it() -> Iterator[None]:
+    """SIGTERM and SIGHUP leave as Ctrl-C does: through every `finally`."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {
+        number: signal.signal(number, _interrupt)
+        for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt

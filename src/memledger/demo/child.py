@@ -1,0 +1,25 @@
+"""The entry of a process of the demo: `python -m memledger.demo.child <spec>`. cast.py starts it."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import sys
+
+from memledger.demo import roles
+from memledger.demo.actor import Actor
+
+
+def main() -> int:
+    spec = json.loads(sys.argv[1])
+    # A thread of C's, so that it works with the GIL stuck, too.
+    faulthandler.dump_traceback_later(spec["watchdog_s"], exit=True)
+    parameters = spec["parameters"]
+    actor = Actor(spec["name"], spec["directory"], parameters.pop("mode"))
+    result = getattr(roles, spec["role"])(actor, **parameters)
+    actor.say({"result": result})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""Builds the C core and its tests, runs them, and prints one line per program and build.
+
+    python tests/c/run.py [--only NAME] [--long] [--valgrind] [--keep]
+
+Needs nothing but a C compiler. A build whose tool is missing is shown as skipped; with CI set in the
+environment it is a failure. A program that exits with 77 has skipped itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+WARNINGS = [
+    *("-Wall", "-Wextra", "-Werror", "-Wshadow"),
+    *("-Wstrict-prototypes", "-Wmissing-prototypes"),
+]
+SKIPPED = 77
+
+
+@dataclass(frozen=True)
+class Program:
+    """One executable. `core`: linked with csrc/core, else with csrc/os alone."""
+
+    name: str
+    core: bool = True
+    kill_points: bool = False
+    tsan: bool = False
+    valgrind: bool = True
+    arguments: tuple[str, ...] = ()
+    long_arguments: tuple[str, ...] = ()
+    patience_s: int = 300
+
+
+PROGRAMS = (
+    Program("test_os", core=False, tsan=True),
+    Program("test_os_segment", core=False, tsan=True),
+    Program("test_os_locks", core=False, tsan=True),
+    Program("test_core", kill_points=True),
+    Program("test_readings", kill_points=True),
+    Program("test_segment", kill_points=True),
+    Program("test_kill", kill_points=True, valgrind=False),
+    Program("test_race", tsan=True, valgrind=False, long_arguments=("20",)),
+    Program("storm", valgrind=False, arguments=("8",), long_arguments=("300",), patience_s=900),
+)
+
+
+@dataclass(frozen=True)
+class Build:
+    name: str
+    compiler: str
+    flags: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+# A handle and its mappings stay for the life of the process, by design: no leak check.
+SANITIZE = ("-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover")
+ASAN = (("ASAN_OPTIONS", "detect_leaks=0"), ("UBSAN_OPTIONS", "print_stacktrace=1"))
+TSAN = (("TSAN_OPTIONS", "halt_on_error=1 second_deadlock_stack=1"),)
+BUILDS = (
+    Build("gcc", "gcc", ("-O2",)),
+    Build("clang", "clang", ("-O2",)),
+    Build("asan", "gcc", SANITIZE, ASAN),
+    Build("tsan", "gcc", ("-O1", "-fsanitize=thread"), TSAN),
+)
+VALGRIND = Build("valgrind", "gcc", ("-O1",))
+SANITIZED = ("asan", "tsan", "valgrind")
+
+
+def sources(program: Program) -> list[str]:
+    """The sources of one program, for this operating system (Linux)."""
+    found = [HERE / f"{program.name}.c"]
+    found += [ROOT / "csrc/os/os_linux.c", ROOT / "csrc/os/os_fork.c"]
+    found += sorted((ROOT / "csrc/os").glob("os_posix*.c"))
+    found += sorted((ROOT / "csrc/core").glob("*.c")) if program.core else []
+    found += [HERE / "kill_points.c"] if program.kill_points else []
+    found += [] if program.core else [ROOT / "csrc/os/os_test.c"]
+    return [str(path) for path in found]
+
+
+def command(program: Program, build: Build, output: Path) -> list[str]:
+    """The compiler's command line."""
+    line = [build.compiler, "-std=c11", "-g", *WARNINGS, *build.flags]
+    line += [f"-I{ROOT / 'csrc'}", f"-I{HERE}", "-pthread"]
+    line += ["-DML_KILL_POINTS"] if program.kill_points else []
+    line += ["-Wl,--wrap=os_now_ns,--wrap=os_boottime_ns"] if program.kill_points else []
+    line += ["-DTEST_SANITIZED"] if build.name in SANITIZED else []
+    line += [] if program.core else ["-DOS_TEST_HOOKS"]
+    return [*line, *sources(program), "-o", str(output)]
+
+
+def run(line: list[str], patience_s: int, environment: dict[str, str]) -> tuple[int, str]:
+    """Exit status and output; in a session of its own, so that what it stops hangs nobody up."""
+    try:
+        done = subprocess.run(
+            line,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            timeout=patience_s,
+            env=environment,
+            start_new_session=True,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as late:
+        output = late.stdout or b""
+        return 124, output.decode(errors="replace") + f"\nno end after {patience_s} s"
+    return done.returncode, done.stdout.decode(errors="replace")
+
+
+def one(program: Program, build: Build, folder: Path, long: bool) -> tuple[str, str]:
+    """Builds and runs; verdict and output."""
+    output = folder / f"{program.name}-{build.name}"
+    environment = {**os.environ, **dict(build.environment)}
+    status, text = run(command(program, build, output), 300, environment)
+    if status != 0:
+        return "does not build", text
+    arguments = program.long_arguments if long and program.long_arguments else program.arguments
+    line = [str(output), *arguments]
+    if build.name == "valgrind":
+        line = ["valgrind", "-q", "--error-exitcode=9", "--trace-children=no", *line]
+    status, text = run(line, program.patience_s * (4 if long else 1), environment)
+    if status == SKIPPED:
+        return "skipped by itself", text
+    return ("ok", text) if status == 0 else (f"FAILED ({status})", text)
+
+
+def wanted(program: Program, build: Build) -> bool:
+    """Threads are for ThreadSanitizer; storms are for real speed."""
+    if build.name == "tsan":
+        return program.tsan
+    if build.name == "valgrind":
+        return program.valgrind
+    return True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="programs whose name contains this")
+    parser.add_argument("--build", default="", help="this build alone")
+    parser.add_argument("--long", action="store_true", help="the long runs")
+    parser.add_argument("--valgrind", action="store_true", help="under valgrind, too")
+    parser.add_argument("--keep", metavar="FOLDER", help="leave the programs here")
+    options = parser.parse_args()
+    strict = os.environ.get("CI", "") not in ("", "0")
+    builds = [*BUILDS, VALGRIND] if options.valgrind or options.build == "valgrind" else [*BUILDS]
+    builds = [build for build in builds if options.build in ("", build.name)]
+    folder = Path(options.keep or tempfile.mkdtemp(prefix="ml-c-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    failed = ran = 0
+    for build in builds:
+        tools = [build.compiler, *(["valgrind"] if build.name == "valgrind" else [])]
+        missing = [tool for tool in tools if not shutil.which(tool)]
+        if missing:
+            failed += strict
+            print(f"{build.name:9} {'*':16} skipped: no {missing[0]}", flush=True)
+            continue
+        for program in PROGRAMS:
+            if options.only not in program.name or not wanted(program, build):
+                continue
+            start = time.monotonic()
+            verdict, text = one(program, build, folder, options.long)
+            good = verdict == "ok" or (verdict.startswith("skipped") and not strict)
+            failed += not good
+            ran += 1
+            note = text.strip().splitlines()[-1] if text.strip() and good else ""
+            seconds = time.monotonic() - start
+            print(f"{build.name:9} {program.name:16} {verdict:16} {seconds:6.1f} s  {note}", flush=True)
+            if not good:
+                print(text.rstrip(), flush=True)
+    if not options.keep:
+        shutil.rmtree(folder, ignore_errors=True)
+    print(f"{ran} run, {failed} failed")
+    return 1 if failed or not ran else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
