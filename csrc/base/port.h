@@ -9,7 +9,7 @@
 #if defined(__GNUC__) || defined(__clang__)
 #define ML_LIKELY(x) __builtin_expect(!!(x), 1)
 #define ML_UNLIKELY(x) __builtin_expect(!!(x), 0)
-#define ML_COLD __attribute__((noinline, cold))
+#define ML_COLD __attribute__((noinline))
 #define ML_MUST_CHECK __attribute__((warn_unused_result))
 #else
 #define ML_LIKELY(x) (x)

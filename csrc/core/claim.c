@@ -78,15 +78,18 @@ static void clear_pending(attempt *a) {
 
 typedef struct sums {
     uint64_t committed, pending;
+    uint64_t waiting; /* not 0: somebody stands in line here */
 } sums;
 
 static sums scan(attempt *a, unsigned level, uint64_t seen[ML_SLOTS_MAX]) {
     const ml_local_pool *pool = a->device->level[level];
-    sums s = {a->wanted[level], 0};
+    sums s = {a->wanted[level], 0, 0};
     ML_FOR_EACH_SLOT(i, ML_SLOT_BITS(pool->entry->publishers), pool->view->slot_count) {
         if (i == pool->me) continue;
-        uint64_t word = ml_load_seq_cst(word_of(a, level, i)); /* [O7] */
+        const ml_record *record = ml_view_record(pool->view, pool->index, i);
+        uint64_t word = ml_load_seq_cst(&record->word); /* [O7] */
         seen[i] = word;
+        s.waiting |= ml_load_acquire(&record->waiting);
         s.committed += ML_WORD_COMMITTED(word);
         /* A member whose pending was once absent or aborted has started anew since: its later pendings come after
          * ours, so it is that member which will see us. Without this a lower one that re-tries at once hinders a
@@ -186,7 +189,7 @@ static outcome scan_levels(attempt *a) {
             if (s.committed > a->surely[l]) a->unchecked = true;
             if (!hindered && l == levels - 1) {
                 uint64_t taken = s.committed + s.pending;
-                if (!ml_ticket_look(a->ticket, a->device->level[l], taken, a->top[l])) return WAITING;
+                if (s.waiting && !ml_ticket_look(a->ticket, a->device->level[l], taken, a->top[l])) return WAITING;
             }
         }
         if (!hindered) return GRANTED;
@@ -273,7 +276,12 @@ static int status_of(outcome result) {
 /* Make `bytes` more granted. On ML_OK M is still held, so that the caller can finish its own books; *checked. */
 static int acquire(ml_account *account, uint64_t bytes, ml_ticket *ticket, bool cold, uint32_t *checked) {
     ml_ledger *ledger = account->device->ledger;
-    attempt a = {.device = account->device, .bytes = bytes, .cold = cold, .ticket = ticket};
+    attempt a; /* set_pending fills what belongs to levels; clearing all of it would cost more than the scan */
+    a.device = account->device;
+    a.bytes = bytes;
+    a.cold = cold;
+    a.ticket = ticket;
+    a.number = a.age = 0;
     outcome result = HINDERED;
     /* Members must not back off in step: the counter's start is random and their slots differ. */
     a.random =

@@ -14,8 +14,8 @@ struct ml_ticket {
     uint64_t now_ns; /* of this process, read before M was taken */
 };
 
-/* Under M, at the outermost level: may a claimer go on, whose scan found `taken` units (its own included) below
- * `top`? `ticket` NULL (hot): only if nobody waits. */
+/* Under M, at the outermost level, where somebody waits: may a claimer go on, whose scan found `taken` units (its own
+ * included) below `top`? `ticket` NULL (hot): no, since honouring needs a clock. */
 bool ml_ticket_look(ml_ticket *ticket, ml_local_pool *pool, uint64_t taken, uint64_t top);
 
 #endif

@@ -14,6 +14,7 @@
 
 typedef struct module_state {
     PyTypeObject *ledger_type, *device_type, *account_type, *claim_type, *figures_type;
+    PyObject *amount_names[3]; /* interned "held", "releasable", "pinned" */
 } module_state;
 
 typedef struct LedgerObject {

@@ -23,32 +23,41 @@ typedef struct amounts_arguments {
 
 static const char *const amount_names[3] = {"held", "releasable", "pinned"};
 
-/* Which of the three is this? -1: none. */
-static int amount_index(PyObject *name) {
+/* Which of the three is this? -1: none. A keyword in a call is interned, so the pointer nearly always tells. */
+static int amount_index(const module_state *state, PyObject *name) {
+    for (int i = 0; i < 3; i++)
+        if (ML_LIKELY(name == state->amount_names[i])) return i;
     for (int i = 0; i < 3; i++)
         if (PyUnicode_CompareWithASCIIString(name, amount_names[i]) == 0) return i;
     return -1;
 }
 
-static bool parse_amounts(const char *method, PyObject *const *args, Py_ssize_t count, PyObject *names,
-                          amounts_arguments *out) {
-    memset(out, 0, sizeof *out);
-    if (count > 1) {
+static bool parse_names(const module_state *state, const char *method, PyObject *const *values, PyObject *names,
+                        amounts_arguments *out) {
+    Py_ssize_t named = PyTuple_Size(names);
+    for (Py_ssize_t n = 0; n < named; n++) {
+        PyObject *name = PyTuple_GetItem(names, n);
+        int i = amount_index(state, name);
+        if (ML_UNLIKELY(i < 0 || out->value[i])) {
+            native_bad_argument(method, name);
+            return false;
+        }
+        out->value[i] = values[n];
+    }
+    return true;
+}
+
+static inline bool parse_amounts(const AccountObject *self, const char *method, PyObject *const *args, Py_ssize_t count,
+                                 PyObject *names, amounts_arguments *out) {
+    *out = (amounts_arguments){{NULL, NULL, NULL}};
+    if (count == 1) {
+        out->value[0] = args[0];
+    } else if (ML_UNLIKELY(count > 1)) {
         PyErr_Format(PyExc_TypeError, "%s() takes one positional argument (held), the others by name; got %zd", method,
                      count);
         return false;
     }
-    if (count == 1) out->value[0] = args[0];
-    Py_ssize_t named = names ? PyTuple_Size(names) : 0;
-    for (Py_ssize_t n = 0; n < named; n++) {
-        int i = amount_index(PyTuple_GetItem(names, n));
-        if (i < 0 || out->value[i]) {
-            native_bad_argument(method, PyTuple_GetItem(names, n));
-            return false;
-        }
-        out->value[i] = args[count + n];
-    }
-    return true;
+    return !names || parse_names(self->ledger->state, method, args + count, names, out);
 }
 
 static bool native_difference(PyObject *object, const char *name, int64_t *out) {
@@ -66,7 +75,7 @@ PyObject *native_account_publish(PyObject *self_object, PyObject *const *args, P
     AccountObject *self = (AccountObject *)self_object;
     amounts_arguments given;
     ml_amounts amounts = {0, 0, 0};
-    if (!parse_amounts("publish", args, count, names, &given)) return NULL;
+    if (!parse_amounts(self, "publish", args, count, names, &given)) return NULL;
     if (ML_UNLIKELY(!given.value[0])) return PyErr_SetString(PyExc_TypeError, "publish() needs held, in bytes"), NULL;
     if (!native_bytes(given.value[0], "held", &amounts.held)) return NULL;
     if (given.value[1] && !native_bytes(given.value[1], "releasable", &amounts.releasable)) return NULL;
@@ -82,7 +91,7 @@ PyObject *native_account_add(PyObject *self_object, PyObject *const *args, Py_ss
     AccountObject *self = (AccountObject *)self_object;
     amounts_arguments given;
     int64_t difference[3] = {0, 0, 0};
-    if (!parse_amounts("add", args, count, names, &given)) return NULL;
+    if (!parse_amounts(self, "add", args, count, names, &given)) return NULL;
     for (int i = 0; i < 3; i++)
         if (given.value[i] && !native_difference(given.value[i], amount_names[i], &difference[i])) return NULL;
     int status;
@@ -93,18 +102,11 @@ PyObject *native_account_add(PyObject *self_object, PyObject *const *args, Py_ss
 
 /* ---- figures ---- */
 
-PyObject *native_device_free(PyObject *self_object, PyObject *unused) {
-    DeviceObject *self = (DeviceObject *)self_object;
-    (void)unused;
-    ml_device *device = self->device;
-    if (ML_LIKELY(!ml_is_forked(device->ledger) && ml_device_unchanged(device) && self->free_object &&
-                  ml_load_acquire(&device->cached) == self->free_bytes)) {
-        Py_INCREF(self->free_object);
-        return self->free_object;
-    }
+/* Out of line, so that the hit needs no stack frame of its own. */
+static ML_COLD PyObject *free_changed(DeviceObject *self) {
     uint64_t bytes = UINT64_MAX;
     int status;
-    RETRY_SLOW(status, self->base.ledger, ml_device_free(device, &bytes));
+    RETRY_SLOW(status, self->base.ledger, ml_device_free(self->device, &bytes));
     if (status == ML_NOT_READY) Py_RETURN_NONE;
     if (ML_UNLIKELY(status != ML_OK)) return native_raise(status, "free");
     if (!self->free_object || bytes != self->free_bytes) {
@@ -116,6 +118,18 @@ PyObject *native_device_free(PyObject *self_object, PyObject *unused) {
     }
     Py_INCREF(self->free_object);
     return self->free_object;
+}
+
+PyObject *native_device_free(PyObject *self_object, PyObject *unused) {
+    DeviceObject *self = (DeviceObject *)self_object;
+    (void)unused;
+    ml_device *device = self->device;
+    if (ML_LIKELY(!ml_is_forked(device->ledger) && ml_device_unchanged(device) && self->free_object &&
+                  ml_load_acquire(&device->cached) == self->free_bytes)) {
+        Py_INCREF(self->free_object);
+        return self->free_object;
+    }
+    return free_changed(self);
 }
 
 static bool cache_is_current(const DeviceObject *self) {
@@ -136,7 +150,7 @@ static void forget(PyObject **object) {
 }
 
 /* Bring self->cache up to date. False: an exception is set. */
-static PyObject *refresh_cache(DeviceObject *self) {
+static ML_COLD PyObject *refresh_cache(DeviceObject *self) {
     figures_cache *cache = &self->cache;
     uint64_t tag[ML_LEVELS_MAX];
     int status;
@@ -242,7 +256,7 @@ static PyObject *claim_publish_as(ClaimObject *self, PyObject *const *args, Py_s
                                   const char *method, int (*publish)(ml_claim *, const ml_amounts *)) {
     amounts_arguments given;
     ml_amounts amounts;
-    if (!parse_amounts(method, args, count, names, &given)) return NULL;
+    if (!parse_amounts(self->owner, method, args, count, names, &given)) return NULL;
     if (!given.value[0]) return PyErr_Format(PyExc_TypeError, "%s() needs held, in bytes", method);
     amounts = self->owner->account->amounts;
     if (!native_bytes(given.value[0], "held", &amounts.held)) return NULL;

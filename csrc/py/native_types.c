@@ -172,17 +172,19 @@ ClaimObject *native_claim_new(AccountObject *owner) {
  */
 static void claim_dealloc(PyObject *self_object) {
     ClaimObject *self = (ClaimObject *)self_object;
-    if (self->owner) {
+    if (self->claim.link) {
+        ml_ledger *core = self->owner->ledger->core;
         Py_BEGIN_ALLOW_THREADS;
-        int status = ML_SLOW_LOCK;
+        /* In a forked child the claim is the parent's: giving it back is not ours, and no reason to join. */
+        int status = ml_is_forked(core) ? ML_OK : ML_SLOW_LOCK;
         for (int i = 0; i < 1000 && status >= ML_SLOW_LOCK; i++) {
             status = ml_claim_cancel(&self->claim);
-            if (status >= ML_SLOW_LOCK) (void)ml_ledger_recover(self->owner->ledger->core, status);
+            if (status >= ML_SLOW_LOCK) (void)ml_ledger_recover(core, status);
         }
         ml_claim_forget(&self->claim); /* whatever came of it: the ledger must not point into freed memory */
         Py_END_ALLOW_THREADS;
-        Py_DECREF(self->owner);
     }
+    Py_XDECREF(self->owner);
     object_free(self_object);
 }
 
@@ -341,6 +343,9 @@ bool native_add_types(PyObject *module) {
     PyType_Spec account = {"memledger._native.Account", sizeof(AccountObject), 0, flags, account_slots};
     PyType_Spec device = {"memledger._native.Device", sizeof(DeviceObject), 0, flags, device_slots};
     PyType_Spec claim = {"memledger._native.Claim", sizeof(ClaimObject), 0, flags, claim_slots};
+    const char *const names[3] = {"held", "releasable", "pinned"};
+    for (int i = 0; i < 3; i++)
+        if (!(s->amount_names[i] = PyUnicode_InternFromString(names[i]))) return false;
     s->ledger_type = add_type(module, "Ledger", &ledger, NULL);
     s->account_type = s->ledger_type ? add_type(module, "Account", &account, NULL) : NULL;
     s->device_type = s->account_type ? add_type(module, "Device", &device, (PyObject *)s->account_type) : NULL;

@@ -145,7 +145,7 @@ def test_claim_words_are_stored_with_the_right_orders_only() -> None:
     grant twice."""
     bodies = functions(CSRC / "core" / "claim.c")
     assert "ml_exchange_seq_cst(own_word(a, i), a->mine[i])" in bodies["set_pending"]
-    assert "ml_load_seq_cst(word_of(a, level, i))" in bodies["scan"]
+    assert "ml_load_seq_cst(&record->word)" in bodies["scan"]
     assert "ml_cas_acq_rel(own_word(a, l), a->mine[l]" in bodies["commit"]
     assert "ml_cas_acq_rel((ml_u64 *)word_of(a, level, i), seen[i]" in bodies["push_through"]
 

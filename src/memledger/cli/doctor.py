@@ -211,18 +211,7 @@ def _locks(seen: Look) -> Check:
 
 
 def _joining(seen: Look) -> Iterator[Check]:
-    directory = os.path.dirname(os.path.abspath(seen.path)) if seen.path else None
-    problem = "no folder to try it in"
-    for place in dict.fromkeys((directory, None)):
-        try:
-            with tempfile.TemporaryDirectory(prefix="memledger-doctor-", dir=place) as folder:
-                problem = _join_once(os.path.join(folder, "segment"), publish=True)
-                where = folder if place else tempfile.gettempdir()
-                where = os.path.dirname(folder) if place else where
-        except OSError as error:
-            problem = f"{error.strerror}: {error.filename}"
-            continue
-        break
+    problem, where = _join_scratch(seen)
     if problem:
         yield Check(
             "look", "join", f"a ledger of its own: {problem}",
@@ -240,6 +229,19 @@ def _joining(seen: Look) -> Iterator[Check]:
     full = "table is full" in problem
     advice = "stop some members" if full else "run `memledger reset` once its members are stopped"
     yield Check("look", "join", f"the real one: {problem}", advice)
+
+
+def _join_scratch(seen: Look) -> tuple[str, str]:
+    """(what went wrong, "" for nothing; where): in the segment's folder, which may be of another
+    file system than the one for temporary files."""
+    problem = "no folder to try it in"
+    for place in (os.path.dirname(os.path.abspath(seen.path)), tempfile.gettempdir()):
+        try:
+            with tempfile.TemporaryDirectory(prefix="memledger-doctor-", dir=place) as folder:
+                return _join_once(os.path.join(folder, "segment"), publish=True), place
+        except OSError as error:
+            problem = f"{error.strerror}: {place}"
+    return problem, ""
 
 
 def _join_once(path: str, *, publish: bool) -> str:

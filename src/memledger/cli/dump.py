@@ -280,7 +280,8 @@ def _records(member: Member, pools: Sequence[Snapshot]) -> list[tuple[Snapshot, 
         (pool, row)
         for pool in pools
         for row in pool.rows
-        if row.slot == member.slot and (row.held or row.claimed or row.pinned or row.pending)
+        if (row.slot, row.generation) == (member.slot, member.generation)
+        and (row.held or row.claimed or row.pinned or row.pending)
     ]
 
 

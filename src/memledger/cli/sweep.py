@@ -93,7 +93,7 @@ def _what(member: Member, seen: Look, names: dict[str, str]) -> str:
         f"{gib(row.held + row.claimed)} GiB on {names[pool.key]}"
         for pool in seen.pools
         for row in pool.rows
-        if row.slot == member.slot and row.held + row.claimed
+        if (row.slot, row.generation) == (member.slot, member.generation) and row.held + row.claimed
     ]
     label = member.label or member.program or "unnamed"
     return f"{label} (pid {member.pid}): {', '.join(held) or 'no bytes'}"

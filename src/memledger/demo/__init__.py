@@ -134,9 +134,11 @@ def _as_json(outcomes: list[Outcome], seed: int) -> dict[str, object]:
 
 @contextlib.contextmanager
 def _directory() -> Iterator[str]:
-    """For the segments, cards and logs of this demo; a user's ledger is not touched."""
+    """For the segments, cards and logs of this demo; a user's ledger is not touched. In memory,
+    unless TMPDIR says where."""
     memory = "/dev/shm"
-    where = memory if os.path.isdir(memory) and os.access(memory, os.W_OK | os.X_OK) else None
+    usable = os.path.isdir(memory) and os.access(memory, os.W_OK | os.X_OK)
+    where = memory if usable and not os.environ.get("TMPDIR") else None
     path = tempfile.mkdtemp(prefix="memledger-demo-", dir=where)
     try:
         yield path

@@ -1,4 +1,4 @@
-"""The entry of a process of the demo: `python -m memledger.demo.child <spec>`. cast.py starts it."""
+"""The entry of a process of the demo, started by cast.py."""
 
 from __future__ import annotations
 

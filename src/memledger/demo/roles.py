@@ -191,13 +191,16 @@ def ram_taker(actor: Actor, *, limit_bytes: int, block_bytes: int, rounds: int) 
         ram = memledger.join(label=actor.name, role="worker").device("ram")
     actor.meet("up")
     floor = max(0, (machine.read().free or 0) - limit_bytes)
-    if ram is not None:
-        ram.headroom(floor)
+    headroom = 0
     actor.meet("decide")
     blocks_seen = ((machine.read().free or 0) - floor) // block_bytes
     taken: list[mmap.mmap] = []
     for number in range(rounds):
         actor.meet(f"read {number}")
+        if ram is not None:
+            headroom = max(headroom, _beyond(ram, limit_bytes))
+            ram.headroom(headroom)
+        actor.meet(f"choose {number}")
         claim = ram.try_claim(block_bytes) if ram and actor.mode == "ledger" else None
         if ram is None:
             fits = number < blocks_seen
@@ -220,3 +223,13 @@ def ram_taker(actor: Actor, *, limit_bytes: int, block_bytes: int, rounds: int) 
     for block in taken:
         block.close()
     return actor.result(held_bytes=block_bytes * len(taken))
+
+
+def _beyond(ram: memledger.Device, limit_bytes: int) -> int:
+    """The headroom that leaves `limit_bytes` to all members, with what other programs use now. Only
+    ever raised: what they give back is not ours."""
+    total = ram.refresh(max_age_s=0.25).total
+    unaccounted = ram.figures().unaccounted
+    if total is None or unaccounted is None:
+        raise RuntimeError("no reading of this machine's RAM")
+    return max(0, total - unaccounted - limit_bytes)

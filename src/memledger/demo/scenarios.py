@@ -69,7 +69,7 @@ class Outcome:
 
 
 class Stage:
-    """Where the runs take place: each in a directory with a segment, a card and a log of its own."""
+    """Where the runs take place: each in a directory with its own segment, card and log."""
 
     def __init__(
         self, directory: str, seed: int, *, ledger_mode: str = "ledger", keep: str | None = None
@@ -348,10 +348,10 @@ def killed_worker(stage: Stage) -> Outcome:
         problems.append("the waiting sibling was let in before the victim was dead")
     return Outcome(
         "killed",
-        "A worker is killed in the middle of its load, 24 GiB card",
-        "The victim loads 20 GiB; when 5 are there, a sibling with 1 wants 12 more. The driver says "
-        "18 are free. Look at the waiter: with the ledger it waits for a promise, and gets in once the "
-        "victim is dead, with no atexit and no timeout to help.",
+        "A worker killed in the middle of its load, 24 GiB card",
+        "The victim loads 20 GiB and is killed (SIGKILL) when 17 are there. When 5 are there, a "
+        "sibling wants 12; the driver says 18 are free. Look at the waiter: with the ledger it "
+        "waits, for the other 15 are promised, and is let in by the victim's death alone.",
         [
             _oom_row(runs),
             Row("victim (20 GiB)", [run.choices["victim"] for run in runs.values()]),
@@ -362,7 +362,7 @@ def killed_worker(stage: Stage) -> Outcome:
                     "at once" if without.results["waiter"]["waited_s"] < 0.05 else "later",
                     "before the kill"
                     if back_s is None or back_s < 0
-                    else f"{back_s * 1000:.0f} ms after kill",
+                    else f"{back_s:.1f} s after kill",
                     "after the kill",
                 ],
             ),
@@ -446,8 +446,7 @@ def slow_load(stage: Stage) -> Outcome:
             for key, one in seen.items()
         ]
         + [("oracle", "free", _sparkline([right] * 30, total))],
-        strips_title="free, as the sibling reads it during the load "
-        "(0 to 24 GiB; the truth is a flat line)",
+        strips_title="free during the load, 0 to 9: tenths of the card",
         disagreements=disagreements,
         problems=problems,
     )
@@ -475,8 +474,8 @@ def real_ram(stage: Stage) -> Outcome:
             cast.meet("up")
             cast.meet("decide")
             for number in range(rounds):
-                cast.meet(f"read {number}")
-                cast.meet(f"take {number}")
+                for point in ("read", "choose", "take"):
+                    cast.meet(f"{point} {number}")
             cast.meet("end")
 
         return stage.run("ram", mode, direct, start=start, total=GIB)

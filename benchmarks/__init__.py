@@ -1,0 +1,1 @@
+"""Speed, each figure beside an empty method of the same C type. method.md says how."""
