@@ -1,4 +1,4 @@
-"""Roles of helper processes: `python -m benchmarks.child ROLE ARGUMENTS`, answers as lines of JSON."""
+"""Roles of helper processes: `python -m benchmarks.child ROLE ARGUMENTS`; they answer in JSON."""
 
 from __future__ import annotations
 
@@ -40,10 +40,9 @@ def write(path: str) -> None:
     _, device = bare_device(path)
     say("ready")
     while not stdin_is_closed():
-        for size in repeat(None, 10_000):
+        for _ in repeat(None, 10_000):
             device.publish(8192)
             device.publish(4096)
-        del size
 
 
 def answer(path: str, count: str, turns: str) -> None:
@@ -165,17 +164,17 @@ def _private_kib(leave_out: str) -> int:
 
 
 def memory(path: str) -> None:
-    """KiB of private memory: before the import, after it, after joining and some use."""
+    """KiB of private memory: before the import, after it, after joining, after some use."""
     _private_kib(path)  # its own buffers exist now
     steps = [_private_kib(path)]
     import memledger
+    from memledger.model import DeviceSpec, PoolSpec
 
     steps.append(_private_kib(path))
     ledger = memledger.join("benchmark", path=path)
     steps.append(_private_kib(path))
-    from benchmarks.members import joined_device
-
-    device = joined_device(path)
+    device = memledger.Device(ledger, DeviceSpec("bench", (PoolSpec("bench:card"),), (None,)))
+    device._set_limit(24 * GIB)
     for _ in range(1000):
         device.free(), device.figures()
         device.publish(8192)

@@ -47,7 +47,9 @@ def run_scan(mode: str, what: str | int, number: int) -> dict[str, float]:
     """What scan.c prints."""
     with segment_path() as path:
         command = [str(scan_program()), path, mode, str(what), str(number)]
-        out = subprocess.run(command, capture_output=True, text=True, timeout=WARM_UP_S, check=False)
+        out = subprocess.run(
+            command, capture_output=True, text=True, timeout=WARM_UP_S, check=False
+        )
     if out.returncode:
         raise Unavailable(out.stderr.strip() or f"scan ended with {out.returncode}")
     pairs = (line.split() for line in out.stdout.splitlines())

@@ -87,7 +87,8 @@ static sums scan(attempt *a, unsigned level, uint64_t seen[ML_SLOTS_MAX]) {
     ML_FOR_EACH_SLOT(i, ML_SLOT_BITS(pool->entry->publishers), pool->view->slot_count) {
         if (i == pool->me) continue;
         const ml_record *record = ml_view_record(pool->view, pool->index, i);
-        uint64_t word = ml_load_seq_cst(&record->word); /* [O7] */
+        /* [O7] Also the acquire of [O6]: whose smaller word is seen here has freed the memory before. */
+        uint64_t word = ml_load_seq_cst(&record->word);
         seen[i] = word;
         s.waiting |= ml_load_acquire(&record->waiting);
         s.committed += ML_WORD_COMMITTED(word);

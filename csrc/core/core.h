@@ -224,7 +224,7 @@ int ml_view_load(ml_view *view);
 ml_view *ml_view_open(const char *path, unsigned slots, int *status, os_error *error, unsigned layout[2]);
 ml_view *ml_view_private(void);
 void ml_words_store(ml_u64 *words, unsigned count, const char *text);
-/* Copies and terminates; bytes that are no printable ASCII become '?'. */
+/* Copies and terminates; control characters become '?'. May be no valid UTF-8. */
 void ml_words_load(const ml_u64 *words, unsigned count, char *text);
 
 /* ---- slots.c ---- */

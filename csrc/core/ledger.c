@@ -110,6 +110,7 @@ void ml_ledger_get_info(ml_ledger *ledger, ml_ledger_info *out) {
     if (ledger->view->shared) {
         out->file_device = ledger->view->segment.device_id;
         out->file_id = ledger->view->segment.file_id;
+        out->lock_kind = (int)ledger->view->lock_kind;
         out->overflow_count = ml_load_relaxed(&ml_view_header(ledger->view)->overflow_count);
         out->sweep_count = ml_load_relaxed(&ml_view_header(ledger->view)->sweep_count);
     }

@@ -315,22 +315,29 @@ int ml_ledger_tick(ml_ledger *ledger, ml_tick *out) {
     out->next_ns = ML_PERIOD_IDLE_NS;
     if (ml_is_forked(ledger)) join_after_fork(ledger);
     if (ml_load_acquire(&ledger->closed)) return ML_ERR_CLOSED;
-    uint64_t now_ns = os_now_ns(), moves = ledger->rejoin_count;
-    ml_lock_wait(&ledger->lock);
-    ml_claims_expire(ledger, now_ns);
-    bool lost = ledger->seat.slot && ml_load_acquire(&ledger->seat.slot->state) != ledger->seat.slot_word;
-    ml_lock_release(&ledger->lock);
-    if (lost) (void)ml_ledger_recover(ledger, ML_SLOW_LOST);
+    uint64_t now_ns = os_now_ns();
     ml_cold_lock(ledger);
+    if (ml_load_acquire(&ledger->closed)) { /* left meanwhile: nothing may join again */
+        ml_cold_unlock(ledger);
+        return ML_ERR_CLOSED;
+    }
+    uint64_t moves = ledger->rejoin_count;
+    /* First, so that a segment which was cut short is not touched any more. */
     if (ledger->mode == ML_MODE_SHARED)
         verify_segment(ledger, now_ns);
     else
         retry(ledger, now_ns);
+    bool lost = ledger->seat.slot && ml_load_acquire(&ledger->seat.slot->state) != ledger->seat.slot_word;
+    if (lost || lost_a_pool(ledger)) ml_ledger_attach(ledger);
+    /* Then expiry, which writes to the own records: they are ours only now. */
+    ml_lock_wait(&ledger->lock);
+    ml_claims_expire(ledger, now_ns);
+    for (const ml_claim *claim = ledger->claims; claim; claim = claim->next)
+        if (claim->deadline_ns) out->next_ns = ML_PERIOD_BUSY_NS;
+    ml_lock_release(&ledger->lock);
     retry_private_pools(ledger);
     pass_on_asked(ledger, now_ns);
     for (unsigned n = 0; n < ledger->pool_count; n++) ml_reading_due(ledger, &ledger->pool[n], n, now_ns, out);
-    for (ml_claim *claim = ledger->claims; claim && out->next_ns > ML_PERIOD_BUSY_NS; claim = claim->next)
-        if (claim->deadline_ns) out->next_ns = ML_PERIOD_BUSY_NS;
     ledger->period_ns = out->next_ns;
     out->changed = ledger->rejoin_count != moves;
     ml_cold_unlock(ledger);

@@ -140,7 +140,7 @@ unsigned ml_ledger_members(ml_ledger *ledger, ml_member *out, unsigned capacity)
 
 struct ml_image {
     ml_view view;
-    unsigned char *buffer[2];
+    os_segment buffer[2];
     bool stable[ML_POOLS_MAX]; /* two copies in a row had the same versions and words */
 };
 
@@ -154,12 +154,11 @@ static int image_status(os_status status) {
 /* One copy of the file into `buffer`, validated. */
 static int copy(ml_image *image, unsigned which, os_error *error) {
     uint64_t size = 0, device = 0, file = 0;
-    memset(image->buffer[which], 0, IMAGE_MAX_BYTES);
-    int status = image_status(
-        os_image_read(image->view.path, image->buffer[which], IMAGE_MAX_BYTES, &size, &device, &file, true, error));
+    int status = image_status(os_image_read(image->view.path, image->buffer[which].base, IMAGE_MAX_BYTES, &size,
+                                            &device, &file, true, error));
     if (status != ML_OK) return status;
     image->view.segment =
-        (os_segment){.base = image->buffer[which], .size_bytes = size, .device_id = device, .file_id = file};
+        (os_segment){.base = image->buffer[which].base, .size_bytes = size, .device_id = device, .file_id = file};
     status = ml_view_load(&image->view);
     if (status == ML_ERR_FOREIGN) error->call = "header";
     if (status == ML_OK && size != ml_load_relaxed(&ml_view_header(&image->view)->size_bytes)) {
@@ -171,7 +170,7 @@ static int copy(ml_image *image, unsigned which, os_error *error) {
 
 static void compare(ml_image *image, unsigned newer) {
     ml_view older = image->view;
-    older.segment.base = image->buffer[1 - newer];
+    older.segment.base = image->buffer[1 - newer].base;
     marks a, b;
     for (unsigned p = 0; p < image->view.pool_count; p++) {
         mark(&older, p, &a);
@@ -216,9 +215,9 @@ int ml_image_open(const char *path, ml_image **out, ml_ledger_info *info) {
     if (!image) return ML_ERR_MEMORY;
     resolve(path, image->view.path);
     memcpy(info->path, image->view.path, sizeof info->path);
-    image->buffer[0] = aligned_alloc(ML_CACHE_LINE_BYTES, IMAGE_MAX_BYTES);
-    image->buffer[1] = aligned_alloc(ML_CACHE_LINE_BYTES, IMAGE_MAX_BYTES);
-    int status = image->buffer[0] && image->buffer[1] ? fill(image, &error) : ML_ERR_MEMORY;
+    bool mapped = os_private_map(IMAGE_MAX_BYTES, &image->buffer[0], &error) == OS_OK &&
+                  os_private_map(IMAGE_MAX_BYTES, &image->buffer[1], &error) == OS_OK;
+    int status = mapped ? fill(image, &error) : ML_ERR_MEMORY;
     info->degraded_status = status;
     info->system_code = error.code;
     if (error.call) info->system_call = error.call;
@@ -231,6 +230,7 @@ int ml_image_open(const char *path, ml_image **out, ml_ledger_info *info) {
         return status;
     }
     image->view.shared = true;
+    info->lock_kind = (int)image->view.lock_kind;
     info->overflow_count = ml_load_relaxed(&ml_view_header(&image->view)->overflow_count);
     info->sweep_count = ml_load_relaxed(&ml_view_header(&image->view)->sweep_count);
     *out = image;
@@ -239,8 +239,8 @@ int ml_image_open(const char *path, ml_image **out, ml_ledger_info *info) {
 
 void ml_image_close(ml_image *image) {
     if (!image) return;
-    free(image->buffer[0]);
-    free(image->buffer[1]);
+    for (int i = 0; i < 2; i++)
+        if (image->buffer[i].base) os_private_unmap(&image->buffer[i]);
     free(image);
 }
 

@@ -207,6 +207,7 @@ void ml_words_load(const ml_u64 *words, unsigned count, char *text) {
         memcpy(text + i * 8u, &word, 8);
     }
     text[count * 8u - 1] = '\0';
+    /* Bytes above ASCII stay: names are UTF-8, and whoever shows them decodes them with care. */
     for (char *c = text; *c; c++)
-        if (*c < 0x20 || *c > 0x7e) *c = '?';
+        if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
 }

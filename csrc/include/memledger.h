@@ -111,6 +111,7 @@ typedef struct ml_ledger_info {
     uint64_t rejoin_count;                /* how often this handle moved to another slot or segment */
     uint64_t period_ns;                   /* of housekeeping now */
     uint64_t file_device, file_id;        /* identity of the segment's file; 0 when private */
+    int lock_kind;                        /* of the segment: 0 none, 1 open file description, 2 flock, 3 Windows */
     uint64_t overflow_count, sweep_count; /* of the segment: joins that found it full, slots taken back */
 } ml_ledger_info;
 

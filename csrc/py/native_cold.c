@@ -31,6 +31,11 @@ static PyObject *scope_name(uint32_t scope) {
     return PyUnicode_FromString(scope < COUNT_OF(scope_names) ? scope_names[scope] : "none");
 }
 
+/* Text from the segment: it may be anything, so what is no UTF-8 is replaced. */
+static PyObject *foreign_text(const char *text) {
+    return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
+}
+
 /* UINT64_MAX stands for "not known". */
 static PyObject *bytes_or_none(uint64_t value) {
     if (value == UINT64_MAX) Py_RETURN_NONE;
@@ -213,7 +218,7 @@ static PyObject *snapshot_dict(module_state *state, const ml_snapshot *s) {
     }
     for (unsigned a = 0; aliases && a < ML_ALIASES_MAX; a++) {
         if (!s->aliases[a][0]) continue;
-        PyObject *alias = PyUnicode_FromString(s->aliases[a]);
+        PyObject *alias = foreign_text(s->aliases[a]);
         if (!alias || PyList_Append(aliases, alias) != 0) Py_CLEAR(aliases);
         Py_XDECREF(alias);
     }
@@ -236,11 +241,12 @@ static PyObject *members_list(const ml_member *members, unsigned count) {
     for (unsigned i = 0; list && i < count; i++) {
         const ml_member *m = &members[i];
         PyObject *member = Py_BuildValue(
-            "{s:I,s:s,s:s,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:s,s:s,s:s}", "slot", m->slot, "state", states[m->state], "role",
+            "{s:I,s:s,s:s,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:N,s:N,s:N}", "slot", m->slot, "state", states[m->state], "role",
             roles[m->role], "generation", (unsigned long long)m->generation, "pid", (unsigned long long)m->pid,
             "parent_pid", (unsigned long long)m->parent_pid, "pid_namespace", (unsigned long long)m->pid_namespace,
             "start_ticks", (unsigned long long)m->start_ticks, "token", (unsigned long long)m->token, "joined_ns",
-            (unsigned long long)m->joined_ns, "label", m->label, "program", m->program, "version", m->version);
+            (unsigned long long)m->joined_ns, "label", foreign_text(m->label), "program", foreign_text(m->program),
+            "version", foreign_text(m->version));
         if (!member || PyList_Append(list, member) != 0) Py_CLEAR(list);
         Py_XDECREF(member);
     }
@@ -261,14 +267,14 @@ static PyObject *findings_list(const ml_finding *findings, unsigned count, unsig
 }
 
 static PyObject *info_dict(const ml_ledger_info *i) {
-    return Py_BuildValue("{s:i,s:i,s:i,s:s,s:I,s:K,s:N,s:(II),s:K,s:K,s:K,s:K,s:K,s:K}", "mode", i->mode, "status",
+    return Py_BuildValue("{s:i,s:i,s:i,s:s,s:I,s:K,s:N,s:(II),s:K,s:K,s:K,s:K,s:K,s:K,s:i}", "mode", i->mode, "status",
                          i->degraded_status, "system_code", i->system_code, "system_call", i->system_call, "slot",
                          i->slot, "generation", (unsigned long long)i->generation, "path",
                          PyUnicode_DecodeFSDefault(i->path), "layout", i->layout_major, i->layout_minor, "rejoin_count",
                          (unsigned long long)i->rejoin_count, "period_ns", (unsigned long long)i->period_ns,
                          "file_device", (unsigned long long)i->file_device, "file_id", (unsigned long long)i->file_id,
                          "overflow_count", (unsigned long long)i->overflow_count, "sweep_count",
-                         (unsigned long long)i->sweep_count);
+                         (unsigned long long)i->sweep_count, "lock_kind", i->lock_kind);
 }
 
 /* ---- Ledger ---- */

@@ -1,6 +1,6 @@
 /* What the tests of csrc/core share: a folder of their own, members of a ledger in it, a clock that can be put
  * forward, and children that die with their parent. Built with -DML_KILL_POINTS and kill_points.c; with
- * -Wl,--wrap=os_now_ns,--wrap=os_boottime_ns the core sees the clock of the test. */
+ * -Wl,--wrap of os_now_ns, os_boottime_ns and ml_record_read the core sees the clock of the test, and unreadable records. */
 #ifndef ML_TESTS_CORE_HELP_H
 #define ML_TESTS_CORE_HELP_H
 
@@ -43,6 +43,14 @@ uint64_t __wrap_os_now_ns(void) {
 }
 uint64_t __wrap_os_boottime_ns(void) {
     return __real_os_boottime_ns() + forward_ns;
+}
+
+/* A record that its writer never leaves in peace: no reader gets a whole copy. */
+static bool records_unreadable;
+bool __real_ml_record_read(const ml_record *record, ml_figure *out, uint64_t *version);
+bool __wrap_ml_record_read(const ml_record *record, ml_figure *out, uint64_t *version);
+bool __wrap_ml_record_read(const ml_record *record, ml_figure *out, uint64_t *version) {
+    return __real_ml_record_read(record, out, version) && !records_unreadable;
 }
 
 /* ---- members --------------------------------------------------------------------------------------------- */

@@ -24,6 +24,7 @@ WARNINGS = [
     *("-Wall", "-Wextra", "-Werror", "-Wshadow"),
     *("-Wstrict-prototypes", "-Wmissing-prototypes"),
 ]
+WRAPPED = ("os_now_ns", "os_boottime_ns", "ml_record_read")  # core_help.h
 SKIPPED = 77
 
 
@@ -92,7 +93,7 @@ def command(program: Program, build: Build, output: Path) -> list[str]:
     line = [build.compiler, "-std=c11", "-g", *WARNINGS, *build.flags]
     line += [f"-I{ROOT / 'csrc'}", f"-I{HERE}", "-pthread"]
     line += ["-DML_KILL_POINTS"] if program.kill_points else []
-    line += ["-Wl,--wrap=os_now_ns,--wrap=os_boottime_ns"] if program.kill_points else []
+    line += [f"-Wl,--wrap={name}" for name in WRAPPED] if program.kill_points else []
     line += ["-DTEST_SANITIZED"] if build.name in SANITIZED else []
     line += [] if program.core else ["-DOS_TEST_HOOKS"]
     return [*line, *sources(program), "-o", str(output)]

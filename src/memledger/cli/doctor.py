@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import platform
 import stat
-import struct
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -16,7 +14,7 @@ from typing import Any, NamedTuple
 
 from memledger import _native
 from memledger.cli import screen
-from memledger.cli.look import Look, add_path, age, choose_path, lasting_findings, look
+from memledger.cli.look import Look, add_path, age, choose_path, lasting_findings, look, short_name
 from memledger.cli.screen import Screen
 from memledger.errors import LedgerError
 from memledger.model import Reading
@@ -79,7 +77,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _show(view: Screen, check: Check) -> None:
     style = {"ok": "good", "look": "bad"}.get(check.state, "dim")
-    view.entry(check.state, style, check.subject, check.text)
+    short = short_name(check.subject)
+    full = f"; key {check.subject}" if short != check.subject else ""
+    view.entry(check.state, style, short, check.text + full)
     if check.advice:
         view.entry("", "", "", f"-> {check.advice}")
 
@@ -193,10 +193,7 @@ def _sound_segment(seen: Look) -> Iterator[Check]:
 
 
 def _locks(seen: Look) -> Check:
-    """The kind of lock stands in the fifth word of the header (docs/layout.md)."""
-    kind = 0
-    with contextlib.suppress(OSError, struct.error), open(seen.path, "rb") as file:
-        kind = int(struct.unpack("=5Q", file.read(40))[4])
+    kind = int(seen.info["lock_kind"])
     name = _LOCKS[kind] if kind < len(_LOCKS) else f"unknown kind {kind}"
     alive = _native.has_live_members(seen.path)
     if alive is None:

@@ -128,12 +128,13 @@ def _finding(fields: dict[str, Any]) -> Finding:
 
 def short_names(keys: list[str]) -> dict[str, str]:
     """Names short enough for a table; the whole key where a short one would be ambiguous."""
-    names = {key: _short(key) for key in keys}
+    names = {key: short_name(key) for key in keys}
     taken = list(names.values())
     return {key: name if taken.count(name) == 1 else key for key, name in names.items()}
 
 
-def _short(key: str) -> str:
+def short_name(key: str) -> str:
+    """A pool's key as people tell it from others on one machine."""
     kind, _, rest = key.partition(":")
     if key[:4] in ("GPU-", "MIG-"):
         return key[:12]
@@ -142,7 +143,7 @@ def _short(key: str) -> str:
     if kind == "cgroup":
         return f"cgroup:{rest.rpartition(':')[2]}"
     if kind == "pin":
-        return f"pin {_short(rest)}"
+        return f"pin {short_name(rest)}"
     return key
 
 

@@ -18,16 +18,16 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from memledger.demo.scenarios import Outcome
+    from memledger.demo.stage import Outcome
 
 __all__ = ["main"]
 
-_OK, _WRONG, _STAGE, _INTERRUPTED = 0, 1, 3, 130
+_OK, _WRONG, _STAGE, _INTERRUPTED, _READER_GONE = 0, 1, 3, 130, 141
 
 
 def main(argv: list[str]) -> int:
     """0: the ledger's runs had no OOM and agree with the oracle. 1: they do not. 2: bad arguments.
-    3: the demo could not be played here. 130: interrupted."""
+    3: the demo could not be played here. 130: interrupted. 141: nobody reads on."""
     from memledger.demo.scenarios import SCENARIOS
 
     arguments = _parser(list(SCENARIOS)).parse_args(argv)
@@ -45,6 +45,10 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         print("interrupted; nothing is left behind", file=sys.stderr)
         return _INTERRUPTED
+    except BrokenPipeError:
+        # The reader has seen enough; the interpreter's own flush at exit must not complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _READER_GONE
     except (StageError, SimError) as error:
         print(f"memledger demo: {error} (seed {seed})", file=sys.stderr)
         return _STAGE
@@ -74,7 +78,8 @@ def _parser(names: list[str]) -> argparse.ArgumentParser:
 
 def _play(arguments: argparse.Namespace, seed: int, directory: str) -> int:
     from memledger.demo.render import Renderer
-    from memledger.demo.scenarios import SCENARIOS, Stage
+    from memledger.demo.scenarios import SCENARIOS
+    from memledger.demo.stage import Stage
 
     stage = Stage(
         directory,
@@ -96,12 +101,26 @@ def _play(arguments: argparse.Namespace, seed: int, directory: str) -> int:
     renderer.text()
     outcomes = []
     for number, name in enumerate(names, 1):
-        outcomes.append(SCENARIOS[name](stage))
+        with renderer.playing(name):
+            outcomes.append(SCENARIOS[name](stage))
+        if arguments.break_claims:
+            outcomes[-1].columns = tuple(
+                "claims left out" if column == "with ledger" else column
+                for column in outcomes[-1].columns
+            )
         renderer.outcome(number, outcomes[-1])
     wrong = [outcome.name for outcome in outcomes if not outcome.ok]
     if wrong:
         renderer.text(f"The ledger was WRONG in: {', '.join(wrong)} (seed {seed}).", "bold red")
         return _WRONG
+    if len(outcomes) == 1:
+        return _OK
+    ooms = sum(outcome.runs["without"].ooms for outcome in outcomes)
+    renderer.text(
+        f"In all: {ooms} times out of memory without the ledger, 0 with it, and each decision that "
+        "has an oracle as one process would have taken it.",
+        "bold",
+    )
     return _OK
 
 
@@ -146,16 +165,19 @@ def _directory() -> Iterator[str]:
         shutil.rmtree(path, ignore_errors=True)
 
 
+_ENDING = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
+
+
 @contextlib.contextmanager
 def _signals_end_it() -> Iterator[None]:
-    """SIGTERM and SIGHUP leave as Ctrl-C does: through every `finally`."""
+    """SIGTERM and SIGHUP leave as Ctrl-C does: through every `finally`, which no second one cuts
+    short."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {
-        number: signal.signal(number, _interrupt)
-        for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
-    }
+    before = {number: signal.signal(number, _interrupt) for number in _ENDING}
     try:
         yield
     finally:
@@ -164,4 +186,6 @@ def _signals_end_it() -> Iterator[None]:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    for each in _ENDING:
+        signal.signal(each, signal.SIG_IGN)
     raise KeyboardInterrupt

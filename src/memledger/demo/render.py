@@ -3,13 +3,15 @@ where the terminal is wider, and as narrow as the terminal where it is not."""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import textwrap
+from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
-from memledger.demo.scenarios import Outcome
+from memledger.demo.stage import Outcome
 
 _WIDTH = 80
 
@@ -23,6 +25,8 @@ class Renderer:
             self._console = import_module("rich.console").Console(
                 file=stream, width=self._width, highlight=False
             )
+            # Its own would end the program with 1, which here means that the ledger was wrong.
+            self._console.on_broken_pipe = _reader_gone
 
     def text(self, text: str = "", style: str = "") -> None:
         for line in textwrap.wrap(text, self._width) or [""]:
@@ -32,6 +36,20 @@ class Renderer:
                 print(line, file=self._stream)
         self._stream.flush()
 
+    @contextlib.contextmanager
+    def playing(self, name: str) -> Iterator[None]:
+        """Says so while a person waits for it."""
+        if not self._stream.isatty():
+            yield
+            return
+        note = f"   playing {name} ..."
+        self._stream.write(note)
+        self._stream.flush()
+        try:
+            yield
+        finally:
+            self._stream.write("\r" + " " * len(note) + "\r")
+
     def outcome(self, number: int, outcome: Outcome) -> None:
         self.text(f"{number}. {outcome.title}", "bold")
         self.text(outcome.shown)
@@ -40,8 +58,7 @@ class Renderer:
         self._strips(outcome)
         self.text()
         if outcome.ok:
-            agreed = "" if "oracle" not in outcome.runs else ", every decision as the oracle's"
-            self.text(f"   ok: no process over the card{agreed}", "green")
+            self.text(f"   ok: {outcome.fine}", "green")
         for problem in outcome.problems:
             self.text(f"   WRONG: {problem}", "bold red")
         self.text()
@@ -65,7 +82,17 @@ class Renderer:
         self.text(f"   {outcome.strips_title}:")
         names = dict(zip(outcome.runs, outcome.columns, strict=True))
         for key, who, strip in outcome.strips:
-            self.text(f"   {names[key]:<15} {who:<10} {strip}")
+            label = f"   {names[key]:<15} {who:<10} "
+            if self._console is None:
+                print(label + strip, file=self._stream)
+                continue
+            text = import_module("rich.text").Text(label + strip)
+            text.highlight_regex("x(?=[x0-9]*$)", "bold red")
+            self._console.print(text)
+
+
+def _reader_gone() -> NoReturn:
+    raise BrokenPipeError
 
 
 def _rich_table(outcome: Outcome) -> Any:

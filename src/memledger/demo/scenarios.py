@@ -8,122 +8,30 @@ A sentence about each stands in `shown`: what is shown and what to look at.
 
 from __future__ import annotations
 
-import os
 import random
-import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-from memledger.demo.actor import CARD
-from memledger.demo.cast import Cast, Message
-from memledger.demo.log import Log, Request, read_events, request_event
-from memledger.demo.oracle import Disagreement, Verdict, compare
+from memledger.demo.cast import Cast
+from memledger.demo.log import Log, Request, request_event
+from memledger.demo.oracle import compare
 from memledger.demo.policy import GIB
+from memledger.demo.stage import (
+    Outcome,
+    Played,
+    Row,
+    Run,
+    Stage,
+    oom_row,
+    oracle_run,
+    problems_of,
+    size_rows,
+)
 from memledger.sim import Card
 from memledger.sizes import format_size
 
 MIB = 1 << 20
-
-
-@dataclass
-class Run:
-    """One column."""
-
-    ooms: int
-    peak_bytes: int
-    time_s: float | None
-    choices: dict[str, Any]
-    more: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class Row:
-    """One line of a table: a label, and a cell for each run."""
-
-    label: str
-    cells: list[str]
-    good: list[bool | None] = field(default_factory=list)
-    """green, red, or neither; as long as `cells`, or empty"""
-
-
-@dataclass
-class Outcome:
-    name: str
-    title: str
-    shown: str
-    rows: list[Row]
-    runs: dict[str, Run]
-    columns: tuple[str, ...] = ("without ledger", "with ledger", "oracle")
-    strips: list[tuple[str, str, str]] = field(default_factory=list)
-    """(run, process, one character per step)"""
-    strips_title: str = ""
-    disagreements: list[Disagreement] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    """why the ledger's run is not right; empty: it is"""
-
-    @property
-    def ok(self) -> bool:
-        return not self.problems
-
-
-class Stage:
-    """Where the runs take place: each in a directory with its own segment, card and log."""
-
-    def __init__(
-        self, directory: str, seed: int, *, ledger_mode: str = "ledger", keep: str | None = None
-    ) -> None:
-        self._directory = directory
-        self._keep = keep
-        self.seed = seed
-        self.ledger_mode = ledger_mode
-
-    def run(
-        self,
-        scenario: str,
-        mode: str,
-        play: Callable[[Cast, Card, Log], None],
-        *,
-        start: Callable[[Cast], None],
-        **card: Any,
-    ) -> _Played:
-        directory = os.path.join(self._directory, f"{scenario}-{mode}")
-        os.mkdir(directory)
-        log = Log(os.path.join(directory, "log.jsonl"))
-        cast = Cast(directory)
-        try:
-            there = Card(CARD, directory=directory, **card)
-            start(cast)
-            began = time.monotonic()
-            play(cast, there, log)
-            cast.finish()
-            seconds = time.monotonic() - began
-            events = read_events(log.path)
-        finally:
-            cast.close()
-            log.close()
-            if self._keep is not None:
-                os.makedirs(self._keep, exist_ok=True)
-                shutil.copy(log.path, os.path.join(self._keep, f"{scenario}-{mode}.jsonl"))
-            shutil.rmtree(directory, ignore_errors=True)
-        return _Played(cast.results, events, seconds)
-
-
-@dataclass
-class _Played:
-    results: dict[str, Message]
-    events: list[dict[str, Any]]
-    seconds: float
-
-    def run(self, choices: dict[str, Any], **more: Any) -> Run:
-        return Run(
-            ooms=sum(result["ooms"] for result in self.results.values()),
-            peak_bytes=max((result["peak_bytes"] for result in self.results.values()), default=0),
-            time_s=self.seconds,
-            choices=choices,
-            more=more,
-        )
 
 
 def two_loaders(stage: Stage) -> Outcome:
@@ -132,7 +40,7 @@ def two_loaders(stage: Stage) -> Outcome:
     total = 48 * GIB
     races = 25
 
-    def play(mode: str) -> _Played:
+    def play(mode: str) -> Played:
         def start(cast: Cast) -> None:
             for name in names:
                 cast.start(
@@ -162,7 +70,7 @@ def two_loaders(stage: Stage) -> Outcome:
     runs = {
         "without": without.run({n: without.results[n]["dtype"] for n in names}),
         "ledger": ledger.run({n: ledger.results[n]["dtype"] for n in names}),
-        "oracle": _oracle_run(verdict, {n: verdict.decisions.get(f"{n}/model") for n in names}),
+        "oracle": oracle_run(verdict, {n: verdict.decisions.get(f"{n}/model") for n in names}),
     }
     pairs = [
         sorted(pair)
@@ -172,27 +80,32 @@ def two_loaders(stage: Stage) -> Outcome:
     runs["ledger"].more["races"] = len(pairs)
     gib = {"fp16": "24", "fp8": "12"}
     rows = [
-        _oom_row(runs),
+        oom_row(runs),
         Row(
             "weights (GiB)",
             ["{" + ", ".join(_chosen_gib(run, gib)) + "}" for run in runs.values()],
         ),
         *(Row(name, [str(run.choices[name]) for run in runs.values()]) for name in names),
-        *_size_rows(runs, total),
+        *size_rows(runs, total),
     ]
-    problems = _problems(runs["ledger"], disagreements)
+    problems = problems_of(runs["ledger"], disagreements)
     if stage.ledger_mode == "ledger" and runs["ledger"].more["races_right"] != races:
         problems.append(
             f"of {races} races without the lock of the log, {runs['ledger'].more['races_right']} "
             "ended with one fp16 and one fp8"
         )
+    raced = (
+        f" Raced {len(pairs)} times more without any lock: "
+        f"{runs['ledger'].more['races_right']} times {{24, 12}}."
+        if pairs
+        else ""
+    )
     return Outcome(
         "loaders",
         "Two loaders, one 48 GiB card",
         "Each has a 12 GiB fp8 checkpoint that would be 24 GiB in fp16, and 2 GiB of activations. "
         "Both look at the same moment. Look at the weights: two that each fit alone, and one that "
-        f"knows of the other. Raced {len(pairs)} times more without any lock: "
-        f"{runs['ledger'].more['races_right']} times {{24, 12}}.",
+        f"knows of the other.{raced}",
         rows,
         runs,
         disagreements=disagreements,
@@ -214,7 +127,7 @@ def two_samplers(stage: Stage) -> Outcome:
         for begin in (2, 12, 21)
     ]
 
-    def play(mode: str) -> _Played:
+    def play(mode: str) -> Played:
         def start(cast: Cast) -> None:
             for name in names:
                 cast.start(
@@ -226,7 +139,7 @@ def two_samplers(stage: Stage) -> Outcome:
                     most=8,
                     steps=steps,
                 )
-            cast.start("sibling", "sibling", mode=mode, loads=loads, parts=3, steps=steps)
+            cast.start("sibling", "sibling", mode=mode, loads=loads, parts=4, steps=steps)
             cast.wait("load 0")
 
         def direct(cast: Cast, card: Card, log: Log) -> None:
@@ -242,7 +155,7 @@ def two_samplers(stage: Stage) -> Outcome:
     runs = {
         "without": without.run(_sampled(without, names)),
         "ledger": ledger.run(_sampled(ledger, names)),
-        "oracle": _oracle_run(
+        "oracle": oracle_run(
             verdict,
             {n: [verdict.decisions.get(f"{n}/step {s}") for s in range(steps)] for n in names}
             | {
@@ -260,12 +173,12 @@ def two_samplers(stage: Stage) -> Outcome:
     for key, run in runs.items():
         run.more["images"] = images[key]
     rows = [
-        _oom_row(runs),
+        oom_row(runs),
         Row("images made", [str(images[key]) for key in runs]),
         Row(
             "sibling's loads", [" ".join(map(str, run.choices["sibling"])) for run in runs.values()]
         ),
-        *_size_rows(runs, total),
+        *size_rows(runs, total),
     ]
     return Outcome(
         "samplers",
@@ -282,7 +195,7 @@ def two_samplers(stage: Stage) -> Outcome:
         ],
         strips_title="batch of each of the 30 steps (x: out of memory)",
         disagreements=disagreements,
-        problems=_problems(runs["ledger"], disagreements),
+        problems=problems_of(runs["ledger"], disagreements),
     )
 
 
@@ -290,8 +203,10 @@ def killed_worker(stage: Stage) -> Outcome:
     """SIGKILL in the middle of a load: its bytes and its promise come back by themselves"""
     total = 24 * GIB
     killed_at: dict[str, float] = {}
+    peaks: dict[str, int] = {}
+    """as the parent sees it: a killed process reports none"""
 
-    def play(mode: str) -> _Played:
+    def play(mode: str) -> Played:
         def start(cast: Cast) -> None:
             cast.start("victim", "victim", mode=mode, fp8_bytes=20 * GIB, first_bytes=5 * GIB)
             cast.start("waiter", "waiter", mode=mode, own_bytes=GIB, fp8_bytes=12 * GIB)
@@ -302,6 +217,7 @@ def killed_worker(stage: Stage) -> Outcome:
 
             def is_far() -> bool:
                 most = max((holder.bytes for holder in card.holders()), default=0)
+                peaks[mode] = max(peaks.get(mode, 0), card.used())
                 return most >= 17 * GIB or cast.has_ended("victim")
 
             cast.until(is_far)
@@ -325,9 +241,9 @@ def killed_worker(stage: Stage) -> Outcome:
     without, ledger = play("without"), play(stage.ledger_mode)
     verdict, disagreements = compare(ledger.events, total)
     runs = {
-        "without": without.run(_loaded(without, killed_at.get("without"))),
-        "ledger": ledger.run(_loaded(ledger, killed_at.get(stage.ledger_mode))),
-        "oracle": _oracle_run(
+        "without": without.run(_loaded(without)),
+        "ledger": ledger.run(_loaded(ledger)),
+        "oracle": oracle_run(
             verdict,
             {
                 "victim": "killed",
@@ -335,13 +251,15 @@ def killed_worker(stage: Stage) -> Outcome:
             },
         ),
     }
+    for key, mode in (("without", "without"), ("ledger", stage.ledger_mode)):
+        runs[key].peak_bytes = max(runs[key].peak_bytes, peaks.get(mode, 0))
     back_s = (
         ledger.results["waiter"]["granted_at_s"] - killed_at[stage.ledger_mode]
         if stage.ledger_mode in killed_at
         else None
     )
     runs["ledger"].more["granted_after_kill_s"] = back_s
-    problems = _problems(runs["ledger"], disagreements)
+    problems = problems_of(runs["ledger"], disagreements)
     if runs["ledger"].choices["waiter"] != "loaded":
         problems.append("the waiting sibling's load did not succeed")
     if back_s is not None and back_s < 0:
@@ -353,9 +271,15 @@ def killed_worker(stage: Stage) -> Outcome:
         "sibling wants 12; the driver says 18 are free. Look at the waiter: with the ledger it "
         "waits, for the other 15 are promised, and is let in by the victim's death alone.",
         [
-            _oom_row(runs),
-            Row("victim (20 GiB)", [run.choices["victim"] for run in runs.values()]),
-            Row("waiter (12 GiB)", [run.choices["waiter"] for run in runs.values()]),
+            oom_row(runs),
+            *(
+                Row(
+                    f"{name} ({size} GiB)",
+                    [run.choices[name] for run in runs.values()],
+                    [False if run.choices[name] == "OOM" else None for run in runs.values()],
+                )
+                for name, size in (("victim", 20), ("waiter", 12))
+            ),
             Row(
                 "let in",
                 [
@@ -366,7 +290,7 @@ def killed_worker(stage: Stage) -> Outcome:
                     "after the kill",
                 ],
             ),
-            *_size_rows(runs, total),
+            *size_rows(runs, total),
         ],
         runs,
         disagreements=disagreements,
@@ -379,7 +303,7 @@ def slow_load(stage: Stage) -> Outcome:
     total, load_bytes = 24 * GIB, 16 * GIB
     rate = 8 * GIB
 
-    def play(key: str, mode: str, drains: bool) -> _Played:
+    def play(key: str, mode: str, drains: bool) -> Played:
         def start(cast: Cast) -> None:
             cast.start("loader", "slow_loader", mode=mode, fp8_bytes=load_bytes, drains=drains)
             cast.start(
@@ -415,9 +339,9 @@ def slow_load(stage: Stage) -> Outcome:
         )
         for key, one in played.items()
     }
-    runs["oracle"] = _oracle_run(verdict, {"loader": verdict.decisions.get("loader/model")})
+    runs["oracle"] = oracle_run(verdict, {"loader": verdict.decisions.get("loader/model")})
     right = total - load_bytes
-    problems = _problems(runs["ledger"], disagreements)
+    problems = problems_of(runs["ledger"], disagreements)
     drained, undrained = runs["ledger"].more, runs["undrained"].more
     if drained["too_high_bytes"] > 0:
         problems.append(
@@ -437,7 +361,7 @@ def slow_load(stage: Stage) -> Outcome:
             Row("worst, too high", _errors(runs, "too_high_bytes"), _no_error(runs)),
             Row("worst, too low", _errors(runs, "too_low_bytes")),
             Row("samples", [str(run.more.get("samples", "-")) for run in runs.values()]),
-            _oom_row(runs),
+            oom_row(runs),
         ],
         runs,
         columns=("driver", "settled at end", "drains, 10 Hz", "oracle"),
@@ -457,7 +381,7 @@ def real_ram(stage: Stage) -> Outcome:
     names = ("taker-a", "taker-b", "taker-c")
     limit, block, rounds = 128 * MIB, 32 * MIB, 5
 
-    def play(mode: str) -> _Played:
+    def play(mode: str) -> Played:
         def start(cast: Cast) -> None:
             for name in names:
                 cast.start(
@@ -510,6 +434,7 @@ def real_ram(stage: Stage) -> Outcome:
         ],
         runs,
         columns=("without ledger", "with ledger"),
+        fine="within the budget",
         problems=problems,
     )
 
@@ -523,55 +448,17 @@ SCENARIOS: dict[str, Callable[[Stage], Outcome]] = {
 }
 
 
-def _oracle_run(verdict: Verdict, choices: dict[str, Any]) -> Run:
-    return Run(verdict.ooms, verdict.peak_bytes, None, choices)
-
-
-def _problems(ledger: Run, disagreements: list[Disagreement]) -> list[str]:
-    problems = []
-    if ledger.ooms:
-        problems.append(f"{ledger.ooms} out of memory with the ledger")
-    for one in disagreements[:5]:
-        problems.append(f"{one.subject}: decided {one.run}, the oracle says {one.oracle}")
-    if len(disagreements) > 5:
-        problems.append(
-            f"and {len(disagreements) - 5} more decisions that the oracle takes otherwise"
-        )
-    return problems
-
-
-def _oom_row(runs: dict[str, Run]) -> Row:
-    return Row(
-        "out of memory",
-        [str(run.ooms) for run in runs.values()],
-        [run.ooms == 0 for run in runs.values()],
-    )
-
-
-def _size_rows(runs: dict[str, Run], total: int) -> list[Row]:
-    return [
-        Row(
-            "peak",
-            [f"{run.peak_bytes / GIB:.1f} of {total // GIB} GiB" for run in runs.values()],
-        ),
-        Row(
-            "time",
-            ["-" if run.time_s is None else f"{run.time_s:.1f} s" for run in runs.values()],
-        ),
-    ]
-
-
 def _chosen_gib(run: Run, gib: dict[str, str]) -> list[str]:
     return sorted((gib.get(dtype, "none") for dtype in run.choices.values()), reverse=True)
 
 
-def _sampled(played: _Played, names: tuple[str, ...]) -> dict[str, Any]:
+def _sampled(played: Played, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: played.results[name]["batches"] for name in names} | {
         "sibling": played.results["sibling"]["dtypes"]
     }
 
 
-def _loaded(played: _Played, killed_at: float | None) -> dict[str, str]:
+def _loaded(played: Played) -> dict[str, str]:
     def fate(name: str) -> str:
         if name not in played.results:
             return "killed"

@@ -1,0 +1,159 @@
+"""Runs the benchmarks and prints their table: `python benchmarks/report.py`.
+
+--quick        a tiny run, to see that everything works; its figures mean nothing
+--json PATH    keep pytest-benchmark's JSON there
+--from PATH    only print the table of such a file
+-k EXPRESSION  only these tests, as pytest takes it
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def git_commit() -> str:
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "--short=12", "HEAD"],
+            cwd=ROOT, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    except OSError:
+        return "unknown"
+    return done.stdout.strip() or "unknown"
+
+
+def digest() -> str:
+    """Of the C sources: a commit does not say whether the tree was clean."""
+    total = hashlib.sha256()
+    for source in sorted((ROOT / "csrc").rglob("*.[ch]")):
+        total.update(source.read_bytes())
+    return total.hexdigest()[:12]
+
+
+def machine() -> dict[str, str]:
+    virtual = "hypervisor" in _cpu_flags()
+    load = (
+        " ".join(f"{value:.1f}" for value in os.getloadavg()) if hasattr(os, "getloadavg") else ""
+    )
+    return {
+        "cpu": cpu_model() + (", virtual" if virtual else ""),
+        "cores": str(os.cpu_count()),
+        "kernel": f"{platform.system()} {platform.release()}",
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "commit": git_commit(),
+        "csrc": digest(),
+        "load": load,
+    }
+
+
+def _cpu_flags() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    return next((line for line in lines if line.startswith("flags")), "")
+
+
+def run(json_path: Path, quick: bool, keyword: str) -> int:
+    """The benchmarks' own exit status; their output is shown when they fail."""
+    command = [
+        sys.executable, "-m", "pytest", "benchmarks", "-q", "--benchmark-disable-gc",
+        f"--benchmark-json={json_path}", "-p", "no:cacheprovider",
+    ]  # fmt: skip
+    command += ["--quick"] if quick else []
+    command += ["-k", keyword] if keyword else []
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
+    return done.returncode
+
+
+FIELDS = ("group", "name", "value", "unit", "ratio", "against", "target", "met", "note")
+
+
+def rows_of(report: dict[str, Any]) -> list[dict[str, Any]]:
+    found = []
+    for benchmark in report["benchmarks"]:
+        for row in benchmark["extra_info"].get("rows", ()):
+            found.append(dict(zip(FIELDS, row, strict=True)))
+    return sorted(found, key=lambda row: int(row["group"].split(" ", 1)[0]))
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = [("", "", "ratio", "to", "target", "", "")]
+    group = ""
+    for row in rows:
+        if row["group"] != group:
+            group = row["group"]
+            lines.append((group.split(" ", 1)[1], *[""] * 6))
+        ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}x"
+        verdict = {True: "met", False: "MISSED", None: ""}[row["met"]]
+        value = f"{row['value']:,.{0 if row['value'] >= 100 else 1}f} {row['unit']}"
+        lines.append(
+            (f"  {row['name']}", value, ratio, row["against"], row["target"], verdict, row["note"])
+        )
+    widths = [max(len(line[column]) for line in lines if line[1]) for column in range(6)]
+    text = []
+    for line in lines:
+        left = line[0].ljust(widths[0])
+        right = [line[1].rjust(widths[1]), line[2].rjust(widths[2])]
+        rest = [line[column].ljust(widths[column]) for column in (3, 4, 5)]
+        text.append("  ".join([left, *right, *rest, line[6]]).rstrip())
+    return "\n".join(text)
+
+
+def show(report: dict[str, Any]) -> None:
+    about = report.get("memledger_machine") or machine()
+    print("\n".join(f"{name:8}{value}" for name, value in about.items()))
+    print()
+    print(table(rows_of(report)))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Measure memledger's speed and print it.")
+    parser.add_argument("--quick", action="store_true", help="a tiny run that shows nothing rots")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="keep the JSON there")
+    parser.add_argument("--from", type=Path, dest="source", metavar="PATH", help="only print it")
+    parser.add_argument("-k", default="", dest="keyword", help="only these, as pytest takes it")
+    options = parser.parse_args(arguments)
+    if options.source:
+        show(json.loads(options.source.read_text(encoding="utf-8")))
+        return 0
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "benchmarks.json"
+        about = machine()
+        status = run(path, options.quick, options.keyword)
+        if status or not path.exists():
+            return status or 1
+        report = json.loads(path.read_text(encoding="utf-8"))
+        report["memledger_machine"] = about
+        report["memledger_rows"] = rows_of(report)
+        if options.json:
+            options.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
+        show(report)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
