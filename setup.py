@@ -20,7 +20,7 @@ FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 def core_sources() -> list[str]:
     """The C core and the one set of files for this operating system."""
     if sys.platform == "win32":
-        system = glob("csrc/os/os_windows*.c") + ["csrc/os/os_fork.c"]
+        system = [*glob("csrc/os/os_windows*.c"), "csrc/os/os_fork.c"]
     else:
         own = "os_darwin.c" if sys.platform == "darwin" else "os_linux.c"
         system = [f"csrc/os/{own}", "csrc/os/os_fork.c", *glob("csrc/os/os_posix*.c")]
@@ -30,7 +30,15 @@ def core_sources() -> list[str]:
 def compile_args() -> list[str]:
     if sys.platform == "win32" and not os.environ.get("MEMLEDGER_GCC"):
         return ["/O2", "/std:c11", "/experimental:c11atomics"]
-    flags = ["-std=c11", "-O2", "-g0", "-Wall", "-Wextra", "-fvisibility=hidden", "-D_FORTIFY_SOURCE=2"]
+    flags = [
+        "-std=c11",
+        "-O2",
+        "-g0",
+        "-Wall",
+        "-Wextra",
+        "-fvisibility=hidden",
+        "-D_FORTIFY_SOURCE=2",
+    ]
     flags += ["-fstack-protector-strong", "-fno-strict-aliasing"]
     return flags + os.environ.get("MEMLEDGER_CFLAGS", "").split()
 

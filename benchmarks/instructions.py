@@ -9,6 +9,7 @@ else valgrind's callgrind.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -44,7 +45,9 @@ run = loop(sys.argv[2], gpu=gpu)
 run(100)
 run(int(sys.argv[3]))
 """
-FEW, MANY = 2_000, 12_000
+FEW, MANY = 2_000, 42_000
+# What an interpreter does before it comes to the loop must be the same in both runs.
+ENVIRONMENT = {**os.environ, "PYTHONHASHSEED": "0"}
 TIMEOUT_S = 300
 
 
@@ -54,7 +57,13 @@ def perf(command: list[str]) -> int | None:
         return None
     counted = ["perf", "stat", "-x", ",", "-e", "instructions:u", *command]
     done = subprocess.run(
-        counted, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        counted,
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
     )
     found = re.search(r"^(\d+),[^,]*,instructions", done.stderr, re.M)
     return int(found.group(1)) if done.returncode == 0 and found else None
@@ -67,7 +76,13 @@ def callgrind(command: list[str]) -> int | None:
         out = f"--callgrind-out-file={directory}/out"
         counted = ["valgrind", "--tool=callgrind", out, *command]
         done = subprocess.run(
-            counted, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            counted,
+            cwd=ROOT,
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
         )
     found = re.search(r"Collected : (\d+)", done.stderr)
     return int(found.group(1)) if done.returncode == 0 and found else None

@@ -34,7 +34,9 @@ class Row(NamedTuple):
     """In `unit`."""
     unit: str = "ns"
     ratio: float | None = None
-    """To what `against` says."""
+    """To what `against` says; from the least disturbed rounds or runs."""
+    middle: float | None = None
+    """Median of the same ratio over the rounds or runs."""
     against: str = ""
     target: str = ""
     """As the design states it, "" when there is none."""
@@ -42,12 +44,35 @@ class Row(NamedTuple):
     note: str = ""
 
 
+class Figures(NamedTuple):
+    """Of one call beside its controls."""
+
+    ns: float
+    """From the least time of each loop: noise only ever adds."""
+    ratio: float
+    """The same, to an empty call."""
+    middle: float
+    """Median of the rounds' own ratios: how far the other can be trusted."""
+    middle_ns: float
+
+
 def row_with_ratio(
-    group: str, name: str, value: float, ratio: float, limit: float | None, note: str = ""
+    group: str, name: str, figures: Figures, limit: float | None, note: str = ""
 ) -> Row:
     target = "" if limit is None else f"<= {limit:g}x"
-    met = None if limit is None else ratio <= limit
-    return Row(group, name, value, "ns", ratio, "empty call", target, met, note)
+    met = None if limit is None else figures.ratio <= limit
+    return Row(
+        group,
+        name,
+        figures.ns,
+        "ns",
+        figures.ratio,
+        figures.middle,
+        "empty call",
+        target,
+        met,
+        note,
+    )
 
 
 class Paired:
@@ -76,28 +101,29 @@ class Paired:
             times.append(clock() - begin)
         self.controls.append((times[0], times[1], times[2]))
 
-    def figures(self, times: Sequence[float], turns: int) -> tuple[float, float, float]:
-        """(ns per call, its ratio to an empty call, median of the rounds' own ratios).
-
-        From the least time of each loop: noise only ever adds. The median of the ratios within each
-        round says how far this can be trusted."""
+    def figures(self, times: Sequence[float], turns: int) -> Figures:
+        """`times`: of the call's loop in the last rounds, in seconds."""
         controls = self.controls[-len(times) :]
         least = [min(column) for column in zip(*controls, strict=True)]
         empty = max(least[2] - least[0], 1e-12)
         call = max(min(times) - least[1], 0.0) / self.calls
+        own = [
+            (total - base) / self.calls for total, (_, base, _) in zip(times, controls, strict=True)
+        ]
         rounds = [
-            (total - base) / self.calls / (nothing - bare)
-            for total, (bare, base, nothing) in zip(times, controls, strict=True)
+            mine / (nothing - bare)
+            for mine, (bare, _, nothing) in zip(own, controls, strict=True)
             if nothing > bare
         ]
+        scale = 1e9 / turns
         middle = statistics.median(rounds) if rounds else call / empty
-        return call / turns * 1e9, call / empty, middle
+        return Figures(call * scale, call / empty, middle, statistics.median(own) * scale)
 
 
 class Spread(NamedTuple):
     """Percentiles of single calls, in ns, the clock included."""
 
-    count: int
+    calls: int
     p50: int
     p99: int
     p999: int
@@ -112,8 +138,8 @@ ABOVE_NS = 20_000
 def spread(samples: Sequence[int]) -> Spread:
     ordered = sorted(samples)
     count = len(ordered)
-    at = [ordered[min(count - 1, count * part // 1000)] for part in (500, 990, 999)]
-    return Spread(count, *at, ordered[-1], sum(ns > ABOVE_NS for ns in ordered))
+    p50, p99, p999 = (ordered[min(count - 1, count * part // 1000)] for part in (500, 990, 999))
+    return Spread(count, p50, p99, p999, ordered[-1], sum(ns > ABOVE_NS for ns in ordered))
 
 
 def time_each(call: Callable[[], object], count: int, at_most_s: float) -> list[int]:

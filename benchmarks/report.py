@@ -16,6 +16,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def run(json_path: Path, quick: bool, keyword: str) -> int:
     return done.returncode
 
 
-FIELDS = ("group", "name", "value", "unit", "ratio", "against", "target", "met", "note")
+FIELDS = ("group", "name", "value", "unit", "ratio", "middle", "against", "target", "met", "note")
 
 
 def rows_of(report: dict[str, Any]) -> list[dict[str, Any]]:
@@ -100,26 +101,43 @@ def rows_of(report: dict[str, Any]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: int(row["group"].split(" ", 1)[0]))
 
 
+HEAD = ("", "", "ratio", "median", "to", "target", "")
+NOTE_INDENT = 6
+
+
+def cells(row: dict[str, Any]) -> tuple[str, ...]:
+    ratio, middle = ("" if row[key] is None else f"{row[key]:.2f}x" for key in ("ratio", "middle"))
+    verdict = {True: "met", False: "MISSED", None: ""}[row["met"]]
+    value = f"{row['value']:,.{0 if row['value'] >= 100 else 1}f} {row['unit']}"
+    return (f"  {row['name']}", value, ratio, middle, row["against"], row["target"], verdict)
+
+
+def aligned(line: tuple[str, ...], widths: list[int]) -> str:
+    """Text to the left, numbers to the right."""
+    parts = (
+        cell.rjust(width) if column in (1, 2, 3) else cell.ljust(width)
+        for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+    )
+    return "  ".join(parts).rstrip()
+
+
 def table(rows: list[dict[str, Any]]) -> str:
-    lines = [("", "", "ratio", "to", "target", "", "")]
+    lines = [cells(row) for row in rows]
+    widths = [max(map(len, column)) for column in zip(HEAD, *lines, strict=True)]
+    text = [aligned(HEAD, widths)]
     group = ""
-    for row in rows:
+    for row, line in zip(rows, lines, strict=True):
         if row["group"] != group:
             group = row["group"]
-            lines.append((group.split(" ", 1)[1], *[""] * 6))
-        ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}x"
-        verdict = {True: "met", False: "MISSED", None: ""}[row["met"]]
-        value = f"{row['value']:,.{0 if row['value'] >= 100 else 1}f} {row['unit']}"
-        lines.append(
-            (f"  {row['name']}", value, ratio, row["against"], row["target"], verdict, row["note"])
-        )
-    widths = [max(len(line[column]) for line in lines if line[1]) for column in range(6)]
-    text = []
-    for line in lines:
-        left = line[0].ljust(widths[0])
-        right = [line[1].rjust(widths[1]), line[2].rjust(widths[2])]
-        rest = [line[column].ljust(widths[column]) for column in (3, 4, 5)]
-        text.append("  ".join([left, *right, *rest, line[6]]).rstrip())
+            text += ["", group.split(" ", 1)[1]]
+        text.append(aligned(line, widths))
+        if row["note"]:
+            text += textwrap.wrap(
+                row["note"],
+                100,
+                initial_indent=" " * NOTE_INDENT,
+                subsequent_indent=" " * NOTE_INDENT,
+            )
     return "\n".join(text)
 
 

@@ -28,9 +28,9 @@ def test_claims_contended(once: Any, rows: list[Row], path: str, claimers: int, 
             found.extend(child.reply() for child in everybody)
 
     once(measure)
-    tries = sum(int(one["count"]) for one in found)
+    tries = sum(int(one["calls"]) for one in found)
     missed = sum(int(one["missed"]) for one in found)
-    rate = sum((one["count"] - one["missed"]) / one["seconds"] for one in found)
+    rate = sum((one["calls"] - one["missed"]) / one["seconds"] for one in found)
     p50, p99, worst = (max(one[key] for one in found) for key in ("p50", "p99", "max"))
     note = (
         f"p50 {human_ns(p50)}, p99 {human_ns(p99)}, max {human_ns(worst)} (of the slowest);"

@@ -28,15 +28,16 @@ def test_free_beside_writers(
     device = joined_device(path)
     with children(*(Child("write", path) for _ in range(writers))):
         call = loop("gpu.free()", gpu=device)
-        paired(WRITERS, f"free(), {writers} writers", call, device)
+        paired(WRITERS, f"free(), {writers} writers", call, device, disturbed=True)
         count = min(size.singles, 200_000)
         found = spread(time_each(device.free, count, size.seconds))._asdict()
         empty = spread(time_each(device._empty, count, size.seconds))._asdict()
-    last = rows[-1]
+    if not rows:
+        return
     note = f"clocked: {spread_note(found)}; empty: {spread_note(empty)}"
     if (os.cpu_count() or 1) <= writers:
         note += "; fewer cores than processes"
-    rows[-1] = last._replace(note=note)
+    rows[-1] = rows[-1]._replace(note=note)
 
 
 def test_gil(once: Any, rows: list[Row], path: str, size: Size) -> None:
@@ -63,10 +64,20 @@ def test_gil(once: Any, rows: list[Row], path: str, size: Size) -> None:
         if name == "free again":
             target, met = "<= 2x empty", free <= 2 * empty
         label = f"{name.replace('empty', '_empty()').replace('free', 'free()')}, calls above 20 us"
-        per_million = one["above"] / one["count"] * 1e6
+        per_million = one["above"] / one["calls"] * 1e6
         note = f"{one['above']} of {one['count']}; {spread_note(one)}"
         against = "both runs, empty" if target else ""
         ratio = free / max(empty, 1) if target else None
         rows.append(
-            Row(SPINNING, label, per_million, "per 10^6", ratio, against, target, met, note)
+            Row(
+                SPINNING,
+                label,
+                per_million,
+                "per 10^6",
+                ratio,
+                against=against,
+                target=target,
+                met=met,
+                note=note,
+            )
         )

@@ -155,6 +155,10 @@ static ml_local_pool *open_pool(ml_ledger *ledger, const ml_pool_spec *spec) {
     pool->limit = UINT64_MAX;
     ml_ledger_open_pool(ledger, pool);
     if (!pool->entry) return NULL;
+    /* The table may know that this is another name of what is open already: two sums would overwrite each other in
+     * one record. */
+    for (unsigned n = 0; n < ledger->pool_count; n++)
+        if (ledger->pool[n].view == pool->view && ledger->pool[n].index == pool->index) return &ledger->pool[n];
     /* Visible to scans of the handle's pools only when whole. */
     ml_lock_wait(&ledger->lock);
     ledger->pool_count++;

@@ -68,7 +68,8 @@ class _Claiming:
         self, sizes: Sequence[int], *, replacing: int = 0, ttl: float | None = None
     ) -> tuple[int, _native.Claim]:
         """The first of `sizes` (bytes) that fits, as (index, claim): for choices such as a dtype,
-        made once. Raises ClaimRefused, about the last size, when none does; never for contention."""
+        made once. Raises ClaimRefused, about the last size, when none does; never for
+        contention."""
         if not sizes:
             raise ValueError("claim_first() needs at least one size, got none")
         for index, nbytes in enumerate(sizes):
@@ -77,7 +78,7 @@ class _Claiming:
                 status, claim, free = self._claim_run(nbytes, replacing, ttl, 0.0)
             if claim is not None:
                 return index, claim
-        self._refuse(sizes[-1], status, free)
+        return self._refuse(sizes[-1], status, free)
 
     def _claim_slow(self, nbytes: int, replacing: int, ttl: float | None) -> _native.Claim | None:
         """Called by the native try_claim where it could not decide alone."""

@@ -80,7 +80,7 @@ class Ledger(_native.Ledger):
     def __repr__(self) -> str:
         return f"<memledger.Ledger {self.label!r} scope={self.scope} path={self.path!r}>"
 
-    # ---- what this ledger is ---------------------------------------------------------------------
+    # ---- what this ledger is
 
     @property
     def path(self) -> str:
@@ -110,7 +110,7 @@ class Ledger(_native.Ledger):
             return None
         return degraded_text(info)
 
-    # ---- devices and members -----------------------------------------------------------------------
+    # ---- devices and members
 
     def device(self, name: object, *, total: int | str | None = None) -> Device:
         """The device of that name: "cuda:0", a torch.device, "GPU-<uuid>", "ram",
@@ -167,7 +167,7 @@ class Ledger(_native.Ledger):
     def __exit__(self, *exc: object) -> None:
         self.leave()
 
-    # ---- readings ------------------------------------------------------------------------------------
+    # ---- readings
 
     def _adopt_sources(self, device: Device) -> None:
         for pool, source in zip(device._pools(), device._spec.sources, strict=True):
@@ -250,7 +250,7 @@ class Ledger(_native.Ledger):
             self._sweep_commit(capsule)
         return int(count)
 
-    # ---- housekeeping ----------------------------------------------------------------------------------
+    # ---- housekeeping
 
     def _housekeep(self) -> float:
         """One round; returns seconds until the next. Raises LedgerClosed after leave()."""

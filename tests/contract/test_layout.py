@@ -59,6 +59,11 @@ def test_layout_offsets_in_the_overview_follow_from_the_sizes(compiled: Rows) ->
     records = pools + 32 * size["ml_pool"]
     readings = records + 32 * 256 * size["ml_record"]
     page = (ROOT / "docs" / "layout.md").read_text(encoding="utf-8")
-    for offset, struct in ((4096, "ml_slot"), (pools, "ml_pool"), (records, "ml_record"), (readings, "ml_reading_cell")):
+    for offset, struct in (
+        (4096, "ml_slot"),
+        (pools, "ml_pool"),
+        (records, "ml_record"),
+        (readings, "ml_reading_cell"),
+    ):
         assert re.search(rf"^\| {offset} \|.*`{struct}`", page, flags=re.M), (offset, struct)
     assert readings + 32 * 256 * 2 * size["ml_reading_cell"] <= 8 << 20

@@ -21,7 +21,11 @@ def example() -> str:
 def test_readme_example_runs_as_written(tmp_path: Path) -> None:
     env = {**os.environ, "MEMLEDGER_PATH": str(tmp_path / "segment")}
     shown = subprocess.run(
-        [sys.executable, "-W", "error", "-c", example()], env=env, capture_output=True, text=True, timeout=60
+        [sys.executable, "-W", "error", "-c", example()],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert shown.returncode == 0, shown.stderr
     assert shown.stderr == ""

@@ -1,4 +1,4 @@
-"""Rules that the C source keeps, read from the source. Each names the guarantee that rests on it."""
+"""Rules that the C source keeps, read from the source, and the guarantee that rests on each."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def test_includes_never_reach_upwards(path: Path) -> None:
 @pytest.mark.parametrize("path", SOURCES, ids=ids)
 def test_c11_atomics_are_named_in_one_file_only(path: Path) -> None:
     if ids(path) != "base/atomic.h":
-        words = re.findall(r"\b(_Atomic|atomic_\w+|memory_order_\w+|__sync_\w+|__atomic_\w+)", code_of(path))
+        words = re.findall(
+            r"\b(_Atomic|atomic_\w+|memory_order_\w+|__sync_\w+|__atomic_\w+)", code_of(path)
+        )
         assert not words, "G2: every order is part of a name in base/atomic.h"
 
 
@@ -69,9 +71,19 @@ def test_operating_systems_are_told_apart_in_os_only(path: Path) -> None:
     assert ids(path).startswith("os/") or not conditions
 
 
-@pytest.mark.parametrize("path", [p for p in SOURCES if ids(p).startswith(("core/", "base/"))], ids=ids)
+@pytest.mark.parametrize(
+    "path", [p for p in SOURCES if ids(p).startswith(("core/", "base/"))], ids=ids
+)
 def test_core_includes_no_system_header(path: Path) -> None:
-    allowed = {"stdatomic.h", "stdbool.h", "stddef.h", "stdint.h", "stdio.h", "stdlib.h", "string.h"}
+    allowed = {
+        "stdatomic.h",
+        "stdbool.h",
+        "stddef.h",
+        "stdint.h",
+        "stdio.h",
+        "stdlib.h",
+        "string.h",
+    }
     named = set(re.findall(r"#include <([^>]+)>", path.read_text(encoding="utf-8")))
     assert named <= allowed
 
@@ -84,27 +96,37 @@ def test_no_mutable_file_scope_data_but_the_fork_registry(path: Path) -> None:
     for _ in range(12):  # innermost blocks first, until only file scope is left
         code = re.sub(r"\{[^{}]*\}", "", code)
     # Python's type and method tables are data that the interpreter's API takes without const.
-    tables = r"PyMethodDef|PyType_Slot|PyGetSetDef|PyStructSequence_(?:Field|Desc)|PyModuleDef|PyModuleDef_Slot"
-    for line in re.findall(r"^(?:static )?[\w ]+[ *]\w+(?:\[[^\]]*\])*\s*(?:=[^;]*)?;", code, flags=re.M):
+    tables = r"PyMethodDef|PyType_Slot|PyGetSetDef|PyStructSequence_(?:Field|Desc)|PyModuleDef"
+    for line in re.findall(
+        r"^(?:static )?[\w ]+[ *]\w+(?:\[[^\]]*\])*\s*(?:=[^;]*)?;", code, flags=re.M
+    ):
         words = line.split()
         if words[0] in ("typedef", "extern", "struct", "return") or "const" in words or "(" in line:
             continue
-        assert re.search(tables, line) or "_Static_assert" in line, f"mutable data at file scope: {line}"
+        assert re.search(tables, line) or "_Static_assert" in line, (
+            f"mutable data at file scope: {line}"
+        )
 
 
 def test_hot_methods_keep_the_gil_and_run_no_python() -> None:
     code = code_of(CSRC / "py" / "native_hot.c")
     banned = (
-        r"Py_BEGIN_ALLOW_THREADS|PyEval_|PyGILState|PyImport_|PyObject_Call|PyRun_|PyList_New|PyDict_New|"
+        r"Py_BEGIN_ALLOW_THREADS|PyEval_|PyGILState|PyImport_|PyObject_Call|PyRun_|PyList_New|"
+        r"PyDict_New|"
         r"PyTuple_New|Py_BuildValue|malloc|calloc|realloc|\bos_\w+\("
     )
-    assert not re.findall(banned, code), "B60: a hot method allocates only its result and never blocks"
+    assert not re.findall(banned, code), (
+        "B60: a hot method allocates only its result and never blocks"
+    )
 
 
 @pytest.mark.parametrize("name", HOT_CORE)
 def test_hot_core_neither_allocates_nor_prints_nor_waits(name: str) -> None:
     code = code_of(CSRC / "core" / name)
-    banned = r"\b(?:malloc|calloc|realloc|free|printf|fprintf|ml_cold_lock|ml_lock_wait|os_sleep_ns|os_wait)\("
+    banned = (
+        r"\b(?:malloc|calloc|realloc|free|printf|fprintf|ml_cold_lock|ml_lock_wait|os_sleep_ns|"
+        r"os_wait)\("
+    )
     # ml_account_get and the claim object's cold calls may wait for the handle's own lock.
     cold = {"ml_account_get", "ml_claim_forget"}
     for function, body in functions(CSRC / "core" / name).items():
@@ -119,13 +141,21 @@ def test_no_system_call_between_taking_and_releasing_the_handles_lock(path: Path
     keep every other thread of the process out (G3)."""
     for function, body in functions(path).items():
         for held in re.findall(
-            r"(?:ml_lock_wait|ml_lock_try)\(&(?:\w+->)*lock\)(.*?)ml_lock_release\(&(?:\w+->)*lock\)", body, flags=re.S
+            r"ml_lock_(?:wait|try)\(&(?:\w+->)*lock\)(.*?)ml_lock_release\(&(?:\w+->)*lock\)",
+            body,
+            flags=re.S,
         ):
-            calls = [c for c in re.findall(r"\b(os_\w+)\(", held) if c not in ("os_token_drop", "os_boottime_ns")]
+            calls = [
+                c
+                for c in re.findall(r"\b(os_\w+)\(", held)
+                if c not in ("os_token_drop", "os_boottime_ns")
+            ]
             assert not calls, f"{ids(path)}: {function} calls {calls} under the lock"
 
 
-@pytest.mark.parametrize("path", [p for p in SOURCES if ids(p).startswith(("core/", "py/"))], ids=ids)
+@pytest.mark.parametrize(
+    "path", [p for p in SOURCES if ids(p).startswith(("core/", "py/"))], ids=ids
+)
 def test_loops_have_a_bound(path: Path) -> None:
     """`for (;;)` and `while (1)` only where a deadline or a count inside ends them."""
     for function, body in functions(path).items():
@@ -136,7 +166,10 @@ def test_loops_have_a_bound(path: Path) -> None:
 @pytest.mark.parametrize("path", SOURCES, ids=ids)
 def test_nothing_touches_the_hosts_process(path: Path) -> None:
     """G8: no exit, no signal, no umask, no output, no chdir, no environment change."""
-    banned = r"\b(?:exit|_exit|abort|signal|sigaction|umask|printf|fprintf|puts|perror|chdir|setenv|putenv|atexit|raise)\("
+    banned = (
+        r"\b(?:exit|_exit|abort|signal|sigaction|umask|printf|fprintf|puts|perror|chdir|setenv|"
+        r"putenv|atexit|raise)\("
+    )
     assert not re.findall(banned, code_of(path))
 
 

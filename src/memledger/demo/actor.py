@@ -201,12 +201,13 @@ class Actor:
             self._write(request, load.dtype, figures)
         return load
 
-    def await_load(self, subject: str, checkpoint: Checkpoint) -> Load:
-        """For a load that has one dtype and may wait for it."""
+    def await_load(self, subject: str, checkpoint: Checkpoint, *, fits: bool) -> Load:
+        """For a load that has one dtype, and waits where that did not fit."""
         load = Load(subject, checkpoint)
         (load.dtype,) = checkpoint.dtypes
+        nbytes = policy.load_bytes(checkpoint, load.dtype)
         # Outside of the lock: whoever frees what this waits for needs it.
-        load.promise = self.memory.wait_for(policy.load_bytes(checkpoint, load.dtype))
+        load.promise = self.memory.promise([nbytes])[1] if fits else self.memory.wait_for(nbytes)
         with self.log.in_order():
             self._write(
                 Request("load", self.name, subject, checkpoint=checkpoint), load.dtype, None

@@ -129,16 +129,17 @@ def waiter(actor: Actor, *, own_bytes: int, fp8_bytes: int) -> Result:
     own = actor.decide_load(f"{actor.name}/encoder", Checkpoint(own_bytes, dtypes=("fp8",)))
     actor.take_part(own, own_bytes)
     checkpoint = Checkpoint(fp8_bytes, dtypes=("fp8",))
+    actor.meet("ready")
+    fits = policy.choose_dtype(checkpoint, actor.memory.figures()) is not None
     actor.meet("half loaded")
-    began = time.monotonic()
-    load = actor.await_load(f"{actor.name}/model", checkpoint)
+    load = actor.await_load(f"{actor.name}/model", checkpoint, fits=fits)
     granted = time.monotonic()
     loaded = actor.take_part(load, fp8_bytes)
     if load.promise is not None:
         load.promise.settle(held=actor.card.held_by_me())
     if loaded:
         actor.free(load.subject, load.blocks)
-    return actor.result(loaded=loaded, granted_at_s=granted, waited_s=granted - began)
+    return actor.result(loaded=loaded, fitted_at_once=fits, granted_at_s=granted)
 
 
 def slow_loader(actor: Actor, *, fp8_bytes: int, drains: bool) -> Result:
