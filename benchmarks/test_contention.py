@@ -65,7 +65,7 @@ def test_gil(once: Any, rows: list[Row], path: str, size: Size) -> None:
             target, met = "<= 2x empty", free <= 2 * empty
         label = f"{name.replace('empty', '_empty()').replace('free', 'free()')}, calls above 20 us"
         per_million = one["above"] / one["calls"] * 1e6
-        note = f"{one['above']} of {one['count']}; {spread_note(one)}"
+        note = f"{one['above']} of {one['calls']}; {spread_note(one)}"
         against = "both runs, empty" if target else ""
         ratio = free / max(empty, 1) if target else None
         rows.append(

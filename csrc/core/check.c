@@ -69,7 +69,8 @@ static void check_pool(findings *f, const ml_view *view, unsigned p) {
     const ml_pool *pool = ml_view_pool(view, p);
     uint64_t state = ml_load_acquire(&pool->state), shift = ml_load_relaxed(&pool->shift);
     bool used = ML_SLOT_STATE(state) == ML_POOL_USED;
-    if (ML_SLOT_STATE(state) > ML_POOL_USED) report(f, 10, p, ML_SLOTS_MAX, ML_POOL_USED, state, "unknown pool state");
+    if (ML_SLOT_STATE(state) > ML_POOL_MERGED)
+        report(f, 10, p, ML_SLOTS_MAX, ML_POOL_MERGED, state, "unknown pool state");
     if (used && (shift < 12 || shift > 34)) report(f, 11, p, ML_SLOTS_MAX, 12, shift, "unit shift out of 12..34");
     if (used && ml_load_relaxed(&pool->key[0]) == 0) report(f, 12, p, ML_SLOTS_MAX, 1, 0, "a pool in use has no key");
     for (unsigned q = p + 1; used && q < view->pool_count; q++) {

@@ -28,6 +28,8 @@ typedef struct attempt {
     uint64_t committed[ML_LEVELS_MAX], units[ML_LEVELS_MAX], mine[ML_LEVELS_MAX];
     uint64_t wanted[ML_LEVELS_MAX]; /* own units after the grant; not saturated, unlike those in a word */
     uint64_t top[ML_LEVELS_MAX];    /* T', UINT64_MAX when unknown */
+    uint64_t room[ML_LEVELS_MAX];   /* bytes that this process's own reading leaves; UINT64_MAX less its claims: no such
+                                       bound */
     uint64_t surely[ML_LEVELS_MAX]; /* below top where the source is frozen: what fits between is granted unchecked */
     uint64_t gone[ML_LEVELS_MAX][ML_SLOT_WORDS];
     ml_ticket *ticket; /* NULL in hot calls */
@@ -63,6 +65,7 @@ static void set_pending(attempt *a) {
     }
     for (unsigned i = 0; i < a->device->level_count; i++) {
         const ml_totals *totals = ml_totals_get(a->device->level[i]);
+        a->room[i] = ml_sub_sat(totals->own_free_bytes, a->device->level[i]->claims);
         a->surely[i] = totals->known ? totals->units : UINT64_MAX;
         a->top[i] = totals->known ? ml_max_u64(totals->units, totals->thawed_units) : UINT64_MAX;
         if (!totals->known || !a->device->level[i]->view->shared) a->unknown = true;
@@ -179,6 +182,7 @@ static outcome scan_levels(attempt *a) {
         a->unchecked = a->unknown;
         for (unsigned l = 0; l < levels && !hindered; l++) {
             if (a->top[l] == UINT64_MAX) continue;
+            if (a->bytes > a->room[l]) return REFUSED;
             sums s = scan(a, l, seen);
             if (s.committed > a->top[l]) {
                 if (surely_full(a, l)) return REFUSED;

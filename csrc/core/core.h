@@ -57,7 +57,7 @@ typedef struct ml_sample {
     unsigned slot;
     uint64_t time_ns, total, free, reserved, immediate, soft_limit, source;
     unsigned scope, reason, flags, identical;
-    uint64_t unaccounted, excess[3], held[3], pair_time_ns[2], run_sequence, run_held;
+    uint64_t unaccounted, excess[3], held[3], pair_time_ns[2], run_sequence, run_held, run_unaccounted;
 } ml_sample;
 
 /* What a scan needs to know of a pool beside the words; kept until `newest` or `param_version` moves. */
@@ -68,6 +68,7 @@ typedef struct ml_totals {
     uint64_t units;        /* T' = floor((T - U) / unit) */
     uint64_t thawed_units; /* the same with the newest excess for U: what a frozen source alone refuses */
     uint64_t headroom_bytes;
+    uint64_t own_free_bytes; /* bound by this process's own reading; UINT64_MAX: none */
     ml_sample sample;
 } ml_totals;
 
@@ -90,6 +91,7 @@ typedef struct ml_local_pool {
     uint64_t seen_newest, seen_params;
     bool totals_valid;
     ml_totals totals;
+    ml_reading local;    /* process-scope reading; total 0: none */
     ml_waiters *waiters; /* under M; made when the first waiting word is met */
     /* Housekeeping, under ml_ledger.cold. */
     bool can_read;
@@ -233,6 +235,7 @@ void ml_words_load(const ml_u64 *words, unsigned count, char *text);
 int ml_slot_join(const ml_ledger *ledger, ml_view *view, ml_seat *seat, os_error *error);
 /* Zero everything that `slot` publishes, in every pool. The caller holds the slot's lock, shared or exclusively. */
 void ml_slot_clear(ml_view *view, unsigned slot);
+void ml_slot_clear_pool(ml_view *view, unsigned index, unsigned slot);
 void ml_slot_leave(ml_view *view, unsigned slot, uint64_t slot_word);
 bool ml_slot_in_use(const ml_view *view, unsigned slot);
 /* ML_MEMBER_*; 0 for a free slot. `probe` may be NULL: then nothing is proven. */

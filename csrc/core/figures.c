@@ -29,6 +29,7 @@ void ml_totals_make(const ml_view *view, unsigned index, const ml_pool *entry, u
     if (!ml_sample_newest(view, index, entry, &sample)) sample = out->sample;
     memset(out, 0, sizeof *out);
     out->sample = sample;
+    out->own_free_bytes = UINT64_MAX;
     params_of(view, entry, index, &out->headroom_bytes, &limit);
     const ml_sample *s = &out->sample;
     if (s->sequence && s->reason == ML_REASON_NONE) {
@@ -47,11 +48,31 @@ void ml_totals_make(const ml_view *view, unsigned index, const ml_pool *entry, u
     }
 }
 
+/* One process's view of a device, where nobody can see the whole of it: the total is right, what is free is an upper
+ * bound, and what others hold is known from the ledger alone. */
+static void use_local(const ml_local_pool *pool, ml_totals *out) {
+    const ml_reading *r = &pool->local;
+    if (r->total == 0 || (out->known && !(out->flags & ML_FIGURES_LEDGER))) return;
+    out->known = true;
+    out->flags = ML_FIGURES_PROCESS;
+    out->usable_bytes = ml_sub_sat(ml_sub_sat(r->total, r->reserved), out->headroom_bytes);
+    out->units = out->thawed_units = units_of(out->usable_bytes, pool->shift);
+    out->own_free_bytes = r->free;
+    out->sample.reason = ML_REASON_NONE;
+    out->sample.scope = ML_SCOPE_PROCESS;
+    out->sample.source = r->source;
+    out->sample.total = r->total;
+    out->sample.free = r->free;
+    out->sample.reserved = r->reserved;
+    out->sample.unaccounted = 0;
+}
+
 const ml_totals *ml_totals_get(ml_local_pool *pool) {
     uint64_t newest = ml_load_acquire(&pool->entry->newest);
     uint64_t params = ml_load_acquire(&pool->entry->param_version);
     if (ML_UNLIKELY(!pool->totals_valid || newest != pool->seen_newest || params != pool->seen_params)) {
         ml_totals_make(pool->view, pool->index, pool->entry, pool->shift, &pool->totals);
+        use_local(pool, &pool->totals);
         pool->seen_newest = newest;
         pool->seen_params = params;
         pool->totals_valid = true;
@@ -78,6 +99,7 @@ static int pool_free(ml_local_pool *pool, uint64_t *bytes) {
     if (!totals->known) return ML_NOT_READY;
     uint64_t taken = ml_committed_by_others(pool) + ml_units_ceil(pool->held, pool->shift);
     *bytes = clamp_difference(totals->units, taken, ML_UNITS_MAX) << pool->shift;
+    *bytes = ml_min_u64(*bytes, totals->own_free_bytes);
     return ML_OK;
 }
 
@@ -161,7 +183,8 @@ void ml_figures_of(const ml_view *view, const ml_pool *entry, unsigned index, un
     if (!view->shared && out->reason == ML_REASON_NONE) out->reason = ML_REASON_PRIVATE;
     out->reserved = read ? s->reserved : 0;
     out->unaccounted = read ? s->unaccounted : 0;
-    out->flags |= ML_FIGURES_KNOWN | (read && view->shared ? ML_FIGURES_COMPLETE : 0);
+    bool whole = read && view->shared && !(totals->flags & ML_FIGURES_PROCESS);
+    out->flags |= ML_FIGURES_KNOWN | (whole ? ML_FIGURES_COMPLETE : 0);
     uint64_t usable = totals->usable_bytes, owned = ml_sub_sat(usable, out->unaccounted);
     uint64_t own_units = ml_units_ceil(own_held, shift);
     out->total = read ? s->total : ml_add_sat(usable, out->headroom);
@@ -170,6 +193,12 @@ void ml_figures_of(const ml_view *view, const ml_pool *entry, unsigned index, un
     /* F may be below zero here, so the releasable bytes are added before the subtraction. */
     uint64_t plus = ml_add_sat(totals->units << shift, out->releasable);
     out->available = clamp_difference(plus, (others_units + own_units) << shift, owned);
+    if (totals->own_free_bytes != UINT64_MAX) {
+        uint64_t own_free = totals->own_free_bytes;
+        out->free = ml_min_u64(out->free, own_free);
+        out->budget = ml_min_u64(out->budget, ml_add_sat(own_free, own_held));
+        out->available = ml_min_u64(out->available, ml_add_sat(own_free, out->releasable));
+    }
     uint64_t taken = ml_add_sat(ml_add_sat(out->unaccounted, out->held), out->claimed);
     out->overcommit = ml_sub_sat(taken, usable);
 }

@@ -71,6 +71,7 @@ _Static_assert(sizeof(ml_slot) == 1024, "slot");
 /* Pool state word: generation << 8 | state. Under the table's lock. */
 #define ML_POOL_FREE 0
 #define ML_POOL_USED 1
+#define ML_POOL_MERGED 2 /* found to be another entry's device; its openers move there */
 
 typedef struct ml_pool {
     /* Line 0: raised by every publish; alone, so that the rest of the entry stays in readers' caches. */
@@ -136,9 +137,10 @@ typedef struct ml_reading_cell {
     ml_u64 excess[3];   /* max(0, D - S) of this reading and of the two before it */
     ml_u64 held[3];     /* S that belongs to each */
     ml_u64 pair_time_ns[2];
-    ml_u64 run_sequence; /* sequence of the first of the run of bit-identical readings that this one ends */
-    ml_u64 run_held;     /* its S */
-    ml_u64 spare[4];
+    ml_u64 run_sequence;    /* sequence of the first of the run of bit-identical readings that this one ends */
+    ml_u64 run_held;        /* its S */
+    ml_u64 run_unaccounted; /* its U, which a frozen source keeps */
+    ml_u64 spare[3];
 } ml_reading_cell;
 _Static_assert(sizeof(ml_reading_cell) == 192, "reading");
 

@@ -73,6 +73,8 @@ static void attach_placed(ml_ledger *ledger, ml_local_pool *pool, ml_view *at, u
  * while its lock is still ours, so that whoever looks at both sees the bytes at most once. */
 static void move_to(ml_ledger *ledger, ml_view *view, const ml_seat *seat) {
     placement to;
+    /* Before M: nothing may enter the kernel under it. Whoever reads next becomes the refresher. */
+    for (unsigned n = 0; n < ledger->pool_count; n++) os_token_drop(&ledger->pool[n].refresher);
     for (unsigned n = 0; n < ledger->pool_count; n++)
         place(ledger, &ledger->pool[n], view, seat->me, &to.view[n], &to.index[n]);
     ml_lock_wait(&ledger->lock);
@@ -88,7 +90,6 @@ static void move_to(ml_ledger *ledger, ml_view *view, const ml_seat *seat) {
     ledger->view = view;
     ledger->seat = *seat;
     for (unsigned n = 0; n < ledger->pool_count; n++) {
-        os_token_drop(&ledger->pool[n].refresher);
         attach_placed(ledger, &ledger->pool[n], to.view[n], to.index[n], seat->me);
         ml_pool_republish(ledger, &ledger->pool[n]);
     }
@@ -97,6 +98,28 @@ static void move_to(ml_ledger *ledger, ml_view *view, const ml_seat *seat) {
     os_wake(word);
     os_token_drop(&old.token);
     if (old_view && old_view != view && old_view->shared) os_segment_retire(&old_view->segment);
+}
+
+static bool is_lost(const ml_local_pool *pool) {
+    return ml_load_acquire(&pool->entry->state) != pool->entry_state;
+}
+
+/* Entries that were merged into another one, or recycled: look their names up again, and move what we publish. A
+ * process without a slot has nothing to move. */
+static void move_lost_pools(ml_ledger *ledger) {
+    for (unsigned n = 0; n < ledger->pool_count; n++) {
+        ml_local_pool *pool = &ledger->pool[n];
+        if (!is_lost(pool)) continue;
+        ml_view *at;
+        unsigned index = 0, me = ledger->view == ledger->private_view ? 0 : ledger->seat.me;
+        place(ledger, pool, ledger->view, me, &at, &index);
+        os_token_drop(&pool->refresher);
+        ml_lock_wait(&ledger->lock);
+        if (pool->me != ML_NO_SLOT && pool->view == ledger->view) ml_slot_clear_pool(pool->view, pool->index, pool->me);
+        attach_placed(ledger, pool, at, index, me);
+        ml_pool_republish(ledger, pool);
+        ml_lock_release(&ledger->lock);
+    }
 }
 
 static void go_private(ml_ledger *ledger, int status, const os_error *error) {
@@ -127,12 +150,6 @@ static ml_view *shared_view(ml_ledger *ledger, int *status, os_error *error) {
     return view;
 }
 
-static bool lost_a_pool(const ml_ledger *ledger) {
-    for (unsigned n = 0; n < ledger->pool_count; n++)
-        if (ml_load_acquire(&ledger->pool[n].entry->state) != ledger->pool[n].entry_state) return true;
-    return false;
-}
-
 void ml_ledger_attach(ml_ledger *ledger) {
     os_error error = {0};
     int status;
@@ -146,8 +163,8 @@ void ml_ledger_attach(ml_ledger *ledger) {
     } else if (view && status == ML_FULL) {
         bool again = ledger->mode == ML_MODE_UNREGISTERED && ledger->view == view && !ledger->seat.slot;
         degrade(ledger, ML_MODE_UNREGISTERED, ML_FULL, NULL);
-        if (again && !lost_a_pool(ledger)) return;
-        if (!again) ml_fetch_add_seq_cst(&ml_view_header(view)->overflow_count, 1);
+        if (again) return;
+        ml_fetch_add_seq_cst(&ml_view_header(view)->overflow_count, 1);
         seat = (ml_seat){.me = ML_NO_SLOT};
         move_to(ledger, view, &seat);
     } else {
@@ -255,7 +272,10 @@ int ml_ledger_recover(ml_ledger *ledger, int slow_status) {
     if (slow_status != ML_SLOW_LOST) return ML_ERR_ARGUMENT;
     ml_cold_lock(ledger);
     bool slot_lost = ledger->seat.slot && ml_load_acquire(&ledger->seat.slot->state) != ledger->seat.slot_word;
-    if (!ml_load_acquire(&ledger->closed) && (slot_lost || lost_a_pool(ledger))) ml_ledger_attach(ledger);
+    if (!ml_load_acquire(&ledger->closed)) {
+        if (slot_lost) ml_ledger_attach(ledger);
+        move_lost_pools(ledger);
+    }
     ml_cold_unlock(ledger);
     return ML_OK;
 }
@@ -328,7 +348,8 @@ int ml_ledger_tick(ml_ledger *ledger, ml_tick *out) {
     else
         retry(ledger, now_ns);
     bool lost = ledger->seat.slot && ml_load_acquire(&ledger->seat.slot->state) != ledger->seat.slot_word;
-    if (lost || lost_a_pool(ledger)) ml_ledger_attach(ledger);
+    if (lost) ml_ledger_attach(ledger);
+    move_lost_pools(ledger);
     /* Then expiry, which writes to the own records: they are ours only now. */
     ml_lock_wait(&ledger->lock);
     ml_claims_expire(ledger, now_ns);

@@ -51,25 +51,29 @@ static unsigned shift_for(uint64_t largest) {
     return shift;
 }
 
+/* Under the table's lock: an entry that nobody has open, for another device. False: somebody has. */
+static bool reclaim(ml_pool *entry) {
+    uint64_t word = ml_load_acquire(&entry->state);
+    /* [O5] Closed first, then looked at. Other end: open_entry sets its bit, then looks at the state. Else: an opener
+     * and we miss each other, and it publishes into another device's entry. */
+    ML_KILL_POINT("pool.recycle");
+    ml_exchange_seq_cst(&entry->state, ML_SLOT_WORD(ML_SLOT_GENERATION(word) + 1, ML_POOL_MERGED));
+    if (!has_openers(entry)) return true;
+    ML_KILL_POINT("pool.reopen");
+    ml_exchange_seq_cst(&entry->state, word);
+    return false;
+}
+
 /* Under the table's lock: make an entry, in a free place or in one that nobody has open. */
 static int make(ml_view *view, const ml_local_pool *pool) {
     for (int pass = 0; pass < 2; pass++) {
         for (unsigned p = 0; p < view->pool_count; p++) {
             ml_pool *entry = ml_view_pool(view, p);
             uint64_t word = ml_load_acquire(&entry->state);
-            bool used = ML_SLOT_STATE(word) == ML_POOL_USED;
+            bool used = ML_SLOT_STATE(word) != ML_POOL_FREE;
             if (used != (pass == 1)) continue;
-            uint64_t next = ML_SLOT_GENERATION(word) + 1;
-            if (used) {
-                /* [O5] Closed first, then looked at. Other end: open_entry sets its bit, then looks at the state.
-                 * Else: an opener and we miss each other, and it publishes into another device's entry. */
-                ML_KILL_POINT("pool.recycle");
-                ml_exchange_seq_cst(&entry->state, ML_SLOT_WORD(next, ML_POOL_FREE));
-                if (has_openers(entry)) {
-                    ml_exchange_seq_cst(&entry->state, word);
-                    continue;
-                }
-            }
+            if (used && !reclaim(entry)) continue;
+            uint64_t next = ML_SLOT_GENERATION(ml_load_acquire(&entry->state)) + 1;
             ML_KILL_POINT("pool.newest");
             ml_store_release(&entry->newest, 0);
             ml_store_release(&entry->ticket, 0);
@@ -100,6 +104,27 @@ static void add_aliases(ml_pool *entry, const ml_local_pool *pool) {
             break;
         }
     }
+}
+
+/* Under the table's lock: entries that we know to be the same device as `kept` are closed. Their openers find the state
+ * changed, look their name up again, and move to `kept` with all they publish. Until each has done so its held bytes
+ * are unaccounted there, so they are missing from no figure. */
+static void merge_others(ml_view *view, unsigned kept, const ml_local_pool *pool) {
+    for (unsigned p = 0; p < view->pool_count; p++) {
+        ml_pool *entry = ml_view_pool(view, p);
+        if (p == kept || !entry_is(entry, pool)) continue;
+        uint64_t word = ml_load_acquire(&entry->state);
+        ML_KILL_POINT("pool.merge");
+        ml_exchange_seq_cst(&entry->state, ML_SLOT_WORD(ML_SLOT_GENERATION(word) + 1, ML_POOL_MERGED));
+        ML_KILL_POINT("pool.merge_change");
+        ml_fetch_add_seq_cst(&entry->change, 1);
+    }
+}
+
+static bool stands_alone(const ml_view *view, unsigned kept, const ml_local_pool *pool) {
+    for (unsigned p = 0; p < view->pool_count; p++)
+        if (p != kept && entry_is(ml_view_pool(view, p), pool)) return false;
+    return true;
 }
 
 static bool knows_all(const ml_pool *entry, const ml_local_pool *pool) {
@@ -141,7 +166,8 @@ void ml_pool_attach(ml_local_pool *pool, ml_view *view, unsigned index, unsigned
 /* Where to attach; takes the table's lock only to make an entry or to add a name. */
 static int locate(ml_ledger *ledger, const ml_local_pool *pool, ml_view *view) {
     int index = find(view, pool);
-    if (index >= 0 && knows_all(ml_view_pool(view, (unsigned)index), pool)) return index;
+    if (index >= 0 && knows_all(ml_view_pool(view, (unsigned)index), pool) && stands_alone(view, (unsigned)index, pool))
+        return index;
     if (!view->shared) return index >= 0 ? index : make(view, pool);
     os_probe *probe = calloc(1, sizeof *probe);
     os_error error;
@@ -156,10 +182,13 @@ static int locate(ml_ledger *ledger, const ml_local_pool *pool, ml_view *view) {
     if (opened == OS_OK) {
         if (os_probe_exclude(probe, OS_LOCK_TABLE, os_now_ns() + TABLE_LOCK_NS) == OS_OK) {
             index = find(view, pool);
-            if (index >= 0)
-                add_aliases(ml_view_pool(view, (unsigned)index), pool);
-            else
+            if (index < 0) {
                 index = make(view, pool);
+            } else {
+                /* The names before the merge: whoever is sent away must find them here. */
+                add_aliases(ml_view_pool(view, (unsigned)index), pool);
+                merge_others(view, (unsigned)index, pool);
+            }
             result = index;
             os_probe_release(probe, OS_LOCK_TABLE);
         }

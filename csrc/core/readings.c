@@ -36,6 +36,7 @@ static void cell_load(const ml_reading_cell *cell, ml_sample *out) {
     for (int j = 0; j < 2; j++) out->pair_time_ns[j] = ml_load_acquire(&cell->pair_time_ns[j]);
     out->run_sequence = ml_load_acquire(&cell->run_sequence);
     out->run_held = ml_load_acquire(&cell->run_held);
+    out->run_unaccounted = ml_load_acquire(&cell->run_unaccounted);
 }
 
 static void cell_store(ml_reading_cell *cell, const ml_sample *in) {
@@ -61,6 +62,7 @@ static void cell_store(ml_reading_cell *cell, const ml_sample *in) {
     for (int j = 0; j < 2; j++) ml_store_release(&cell->pair_time_ns[j], in->pair_time_ns[j]);
     ml_store_release(&cell->run_sequence, in->run_sequence);
     ml_store_release(&cell->run_held, in->run_held);
+    ml_store_release(&cell->run_unaccounted, in->run_unaccounted);
     ML_KILL_POINT("reading.tag");
     ml_store_release(&cell->tag, in->sequence);
 }
@@ -75,6 +77,7 @@ static void clamp(ml_sample *s) {
     }
     s->reserved = ml_min_u64(s->reserved, s->total);
     s->unaccounted = ml_min_u64(s->unaccounted, s->total);
+    s->run_unaccounted = ml_min_u64(s->run_unaccounted, s->total);
     for (int j = 0; j < 3; j++) s->excess[j] = ml_min_u64(s->excess[j], s->total);
 }
 
@@ -139,12 +142,14 @@ static void judge_frozen(const ml_view *view, unsigned index, const ml_pool *ent
                          const ml_sample *previous) {
     s->run_sequence = s->sequence;
     s->run_held = s->held[0];
+    s->run_unaccounted = s->unaccounted;
     if (!previous->sequence || previous->reason != ML_REASON_NONE || previous->free != s->free ||
         previous->total != s->total)
         return;
     s->identical = previous->identical < 255 ? previous->identical + 1 : 255;
     s->run_sequence = previous->run_sequence;
     s->run_held = previous->run_held;
+    s->run_unaccounted = previous->run_unaccounted;
     if (s->identical < FROZEN_READINGS) return;
     uint64_t joined = 0;
     ML_FOR_EACH_SLOT(i, ML_SLOT_BITS(entry->publishers), view->slot_count) {
@@ -156,7 +161,7 @@ static void judge_frozen(const ml_view *view, unsigned index, const ml_pool *ent
     uint64_t moved = settled > s->run_held ? settled - s->run_held : s->run_held - settled;
     if (moved <= FROZEN_BYTES && !(previous->flags & ML_SAMPLE_FROZEN)) return;
     s->flags |= ML_SAMPLE_FROZEN;
-    s->unaccounted = previous->unaccounted;
+    s->unaccounted = s->run_unaccounted;
 }
 
 int ml_reading_begin(ml_ledger *ledger, unsigned number, const uint64_t *dead, ml_reading_op *op) {
@@ -268,6 +273,22 @@ int ml_reading_end(ml_ledger *ledger, const ml_reading_op *op, const ml_reading 
     return status;
 }
 
+int ml_reading_local(ml_ledger *ledger, unsigned number, const ml_reading *reading) {
+    int status = ml_enter_wait(ledger);
+    if (status != ML_OK) return status;
+    status = number < ledger->pool_count ? ML_OK : ML_ERR_ARGUMENT;
+    if (status == ML_OK) {
+        ml_local_pool *pool = &ledger->pool[number];
+        bool usable = reading->reason == ML_REASON_NONE && plausible(reading);
+        pool->local = usable ? *reading : (ml_reading){0};
+        pool->totals_valid = false;
+        ML_KILL_POINT("reading.local_change");
+        ml_fetch_add_seq_cst(&pool->entry->change, 1);
+    }
+    ml_lock_release(&ledger->lock);
+    return status;
+}
+
 void ml_reading_carry(ml_view *view, unsigned index, unsigned writer, const uint64_t *dead) {
     ml_pool *entry = ml_view_pool(view, index);
     for (int i = 0; i < SAMPLE_TRIES; i++) {
@@ -281,7 +302,8 @@ void ml_reading_carry(ml_view *view, unsigned index, unsigned writer, const uint
         uint64_t taken = ml_min_u64(gone, s.held[0]);
         s.held[0] -= taken;
         s.excess[0] = ml_min_u64(ml_add_sat(s.excess[0], taken), s.total);
-        s.unaccounted = unaccounted_of(&s);
+        s.run_unaccounted = ml_min_u64(ml_add_sat(s.run_unaccounted, taken), s.total);
+        s.unaccounted = s.flags & ML_SAMPLE_FROZEN ? s.run_unaccounted : unaccounted_of(&s);
         if (publish_sample(view, index, writer, newest, &s)) return;
     }
 }

@@ -49,18 +49,19 @@ static void clear_record(ml_view *view, unsigned index, unsigned slot, uint64_t 
     }
 }
 
+void ml_slot_clear_pool(ml_view *view, unsigned index, unsigned slot) {
+    ml_pool *pool = ml_view_pool(view, index);
+    clear_record(view, index, slot, ML_SLOT_GENERATION(ml_load_acquire(&ml_view_slot(view, slot)->state)));
+    /* After the record: a set bit over zeros costs a scan one load, zeros without a bit cost nothing, but bytes without
+     * a bit would be invisible. */
+    ML_KILL_POINT("clear.publishers");
+    if (ml_load_relaxed(&pool->publishers[slot / 64]) >> (slot % 64) & 1) ml_bit_clear(pool->publishers, slot);
+    ML_KILL_POINT("clear.openers");
+    if (ml_load_relaxed(&pool->openers[slot / 64]) >> (slot % 64) & 1) ml_bit_clear(pool->openers, slot);
+}
+
 void ml_slot_clear(ml_view *view, unsigned slot) {
-    uint64_t generation = ML_SLOT_GENERATION(ml_load_acquire(&ml_view_slot(view, slot)->state));
-    for (unsigned p = 0; p < view->pool_count; p++) {
-        ml_pool *pool = ml_view_pool(view, p);
-        clear_record(view, p, slot, generation);
-        /* After the record: a set bit over zeros costs a scan one load, zeros without a bit cost nothing, but bytes
-         * without a bit would be invisible. */
-        ML_KILL_POINT("clear.publishers");
-        if (ml_load_relaxed(&pool->publishers[slot / 64]) >> (slot % 64) & 1) ml_bit_clear(pool->publishers, slot);
-        ML_KILL_POINT("clear.openers");
-        if (ml_load_relaxed(&pool->openers[slot / 64]) >> (slot % 64) & 1) ml_bit_clear(pool->openers, slot);
-    }
+    for (unsigned p = 0; p < view->pool_count; p++) ml_slot_clear_pool(view, p, slot);
 }
 
 static void describe_self(const ml_ledger *ledger, ml_slot *slot) {

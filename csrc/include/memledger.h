@@ -167,6 +167,7 @@ int ml_device_set_limit(ml_device *device, uint64_t bytes);
 #define ML_FIGURES_COMPLETE 2 /* shared, device-wide reading, no other layout in use */
 #define ML_FIGURES_LEDGER 4   /* total is configured, no reading */
 #define ML_FIGURES_FROZEN 8
+#define ML_FIGURES_PROCESS 16 /* total and a bound of free are this process's own view */
 
 typedef struct ml_figures {
     uint64_t free, available, budget, total;
@@ -245,6 +246,9 @@ typedef struct ml_reading_op {
  * ML_NOT_READY when the source took longer than one period. */
 int ml_reading_begin(ml_ledger *ledger, unsigned pool, const uint64_t *dead, ml_reading_op *op);
 int ml_reading_end(ml_ledger *ledger, const ml_reading_op *op, const ml_reading *reading);
+/* A reading of ML_SCOPE_PROCESS: it stays in this handle, and is used where there is no device-wide one. free is then
+ * at most what it says. A reading with a reason takes it back. */
+int ml_reading_local(ml_ledger *ledger, unsigned pool, const ml_reading *reading);
 int ml_reading_get(ml_ledger *ledger, unsigned pool, ml_reading *out);
 
 /* Another layout's segment has (or has no longer) live members: figures are then not complete. */

@@ -382,37 +382,64 @@ static int index_of(const char *const *names, size_t count, const char *name, in
     return otherwise;
 }
 
+typedef struct reading_arguments {
+    const char *source, *scope, *reason;
+    PyObject *total, *free, *reserved, *immediate, *soft_limit;
+    unsigned flags;
+} reading_arguments;
+
+static bool reading_from(const reading_arguments *a, ml_reading *r) {
+    memset(r, 0, sizeof *r);
+    if (!optional_bytes(a->total, "total", 0, &r->total) || !optional_bytes(a->free, "free", 0, &r->free) ||
+        !optional_bytes(a->reserved, "reserved", 0, &r->reserved) ||
+        !optional_bytes(a->immediate, "immediate", UINT64_MAX, &r->immediate) ||
+        !optional_bytes(a->soft_limit, "soft_limit", UINT64_MAX, &r->soft_limit))
+        return false;
+    memcpy(&r->source, a->source, strlen(a->source) < 8 ? strlen(a->source) : 8);
+    r->scope = (uint32_t)index_of(scope_names, COUNT_OF(scope_names), a->scope, ML_SCOPE_NONE);
+    r->reason = (uint32_t)index_of(reason_names, COUNT_OF(reason_names), a->reason, ML_REASON_PROBE_FAILED);
+    r->flags = a->flags;
+    return true;
+}
+
 /* (op, source, total, free, reserved, immediate, soft_limit, scope, reason, flags) -> status */
 PyObject *native_ledger_reading_end(PyObject *self, PyObject *args) {
-    const char *op_bytes, *source, *scope, *reason;
+    const char *op_bytes;
     Py_ssize_t op_length;
-    PyObject *total, *free_object, *reserved, *immediate, *soft_limit;
-    unsigned flags;
+    reading_arguments a;
     ml_reading r;
     ml_reading_op op;
-    memset(&r, 0, sizeof r);
-    if (!PyArg_ParseTuple(args, "y#sOOOOOszI", &op_bytes, &op_length, &source, &total, &free_object, &reserved,
-                          &immediate, &soft_limit, &scope, &reason, &flags))
+    if (!PyArg_ParseTuple(args, "y#sOOOOOszI", &op_bytes, &op_length, &a.source, &a.total, &a.free, &a.reserved,
+                          &a.immediate, &a.soft_limit, &a.scope, &a.reason, &a.flags))
         return NULL;
     if (op_length != (Py_ssize_t)sizeof op) {
         PyErr_SetString(PyExc_ValueError, "reading_end() needs what reading_begin() returned");
         return NULL;
     }
     memcpy(&op, op_bytes, sizeof op);
-    if (!optional_bytes(total, "total", 0, &r.total) || !optional_bytes(free_object, "free", 0, &r.free) ||
-        !optional_bytes(reserved, "reserved", 0, &r.reserved) ||
-        !optional_bytes(immediate, "immediate", UINT64_MAX, &r.immediate) ||
-        !optional_bytes(soft_limit, "soft_limit", UINT64_MAX, &r.soft_limit))
-        return NULL;
-    memcpy(&r.source, source, strlen(source) < 8 ? strlen(source) : 8);
-    r.scope = (uint32_t)index_of(scope_names, COUNT_OF(scope_names), scope, ML_SCOPE_NONE);
-    r.reason = (uint32_t)index_of(reason_names, COUNT_OF(reason_names), reason, ML_REASON_PROBE_FAILED);
-    r.flags = flags;
+    if (!reading_from(&a, &r)) return NULL;
     int status;
     Py_BEGIN_ALLOW_THREADS;
     status = ml_reading_end(((LedgerObject *)self)->core, &op, &r);
     Py_END_ALLOW_THREADS;
     return PyLong_FromLong(status);
+}
+
+/* (pool, source, total, free, reserved, immediate, soft_limit, scope, reason, flags) */
+PyObject *native_ledger_reading_local(PyObject *self, PyObject *args) {
+    unsigned pool;
+    reading_arguments a;
+    ml_reading r;
+    if (!PyArg_ParseTuple(args, "IsOOOOOszI", &pool, &a.source, &a.total, &a.free, &a.reserved, &a.immediate,
+                          &a.soft_limit, &a.scope, &a.reason, &a.flags) ||
+        !reading_from(&a, &r))
+        return NULL;
+    int status;
+    Py_BEGIN_ALLOW_THREADS;
+    status = ml_reading_local(((LedgerObject *)self)->core, pool, &r);
+    Py_END_ALLOW_THREADS;
+    if (status != ML_OK) return native_raise(status, "reading");
+    Py_RETURN_NONE;
 }
 
 typedef struct sweep_holder {

@@ -77,6 +77,20 @@ class Ledger:
         flags: int,
         /,
     ) -> int: ...
+    def _reading_local(
+        self,
+        pool: int,
+        source: str,
+        total: int | None,
+        free: int | None,
+        reserved: int | None,
+        immediate: int | None,
+        soft_limit: int | None,
+        scope: str,
+        reason: str | None,
+        flags: int,
+        /,
+    ) -> None: ...
     def _sweep_begin(self) -> tuple[Any, bytes, int, int] | None: ...
     def _sweep_commit(self, capsule: Any, /) -> int: ...
     def _snapshot(self, pool: int, /) -> dict[str, Any]: ...

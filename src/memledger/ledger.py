@@ -208,8 +208,6 @@ class Ledger(_native.Ledger):
         return self._publish_reading(pool, begun, reading)
 
     def _publish_reading(self, pool: int, begun: bytes, reading: Reading) -> bool:
-        if reading.scope == "process":
-            return False  # one process's view never enters the segment
         if not reading.known:
             self._reader_failed(pool)
             newest = self._reading(pool)
@@ -218,11 +216,22 @@ class Ledger(_native.Ledger):
         elif pool in self._source_retry:
             del self._source_retry[pool]
             self._set_reader(pool, True)
-        status = self._reading_end(
-            begun, reading.source, reading.total, reading.free, reading.reserved, reading.immediate,
-            reading.soft_limit, reading.scope, reading.reason, reading.flags,
-        )  # fmt: skip
-        return bool(status == 0)
+        fields = (
+            reading.source,
+            reading.total,
+            reading.free,
+            reading.reserved,
+            reading.immediate,
+            reading.soft_limit,
+            reading.scope,
+            reading.reason,
+            reading.flags,
+        )
+        if reading.scope == "process":
+            # One process's view never enters the segment: others would take it for the device's.
+            self._reading_local(pool, *fields)
+            return True
+        return bool(self._reading_end(begun, *fields) == 0)
 
     def _reader_failed(self, pool: int) -> None:
         """Leave the pool to members that can read it; try again with a growing back-off."""
@@ -295,7 +304,8 @@ def join(
     Never fails on account of the segment: then the ledger is private (`scope`, `degraded_reason`),
     works the same, and tries again in the background. Under 5 ms.
     """
-    key = os.fspath(path) if path is not None else os.environ.get("MEMLEDGER_PATH", "")
+    asked = path or os.environ.get("MEMLEDGER_PATH") or _native.default_path() or ""
+    key = os.path.abspath(os.fsdecode(asked)) if asked else ""
     with _joined_lock:
         ledger = _joined.get(key)
         if ledger is None:

@@ -132,7 +132,9 @@ import memledger
 def state():
     umask = os.umask(0); os.umask(umask)
     with open("/proc/self/status") as status:
-        masks = [l for l in status if l.startswith(("SigBlk", "SigIgn", "SigCgt"))]
+        # 1 to 31: glibc takes two of the real-time ones when the first thread starts.
+        masks = [int(l.split()[1], 16) & 0x7fffffff for l in status
+                 if l.startswith(("SigBlk", "SigIgn", "SigCgt"))]
     return (umask, os.getcwd(), [signal.getsignal(n) for n in range(1, 32)],
             [resource.getrlimit(r) for r in range(16)], masks, sorted(os.environ.items()))
 before = state()

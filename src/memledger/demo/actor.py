@@ -113,7 +113,10 @@ class LedgerMemory:
         return Figures(free=figures.free, budget=figures.budget, held=figures.own_held)
 
     def free_now(self) -> int:
-        return self._gpu.free() or 0
+        free = self._gpu.free()
+        if free is None:
+            raise RuntimeError(f"no figures: {self._gpu.figures().reason}")
+        return free
 
     def promise(self, sizes: list[int]) -> tuple[int, Promise]:
         return self._gpu.claim_first(sizes)
