@@ -114,10 +114,8 @@ def spin(path: str, count: str, at_most_s: str) -> None:
     from benchmarks.members import bare_device
 
     _, device = bare_device(path)
-    # Twice, so that the table shows how much two runs of the same differ.
-    calls = {"empty": device._empty, "free": device.free}
-    again = {"empty again": device._empty, "free again": device.free}
-    _beside_a_spinning_thread({**calls, **again}, int(count), float(at_most_s))
+    calls = {"_empty()": device._empty, "free()": device.free}
+    _beside_a_spinning_thread(calls, int(count), float(at_most_s))
 
 
 def spin_ffi(path: str, count: str, at_most_s: str) -> None:
@@ -134,7 +132,9 @@ def spin_ffi(path: str, count: str, at_most_s: str) -> None:
         raise RuntimeError("cannot join through cffi")
     lib.ml_device_set_limit(device[0], TOTAL_BYTES)
     handle, out, free = device[0], ffi.new("uint64_t *"), lib.ml_device_free
-    _beside_a_spinning_thread({"cffi": lambda: free(handle, out)}, int(count), float(at_most_s))
+    _beside_a_spinning_thread(
+        {"through cffi": lambda: free(handle, out)}, int(count), float(at_most_s)
+    )
 
 
 def reads(path: str, count: str) -> None:

@@ -57,7 +57,8 @@ typedef struct ml_sample {
     unsigned slot;
     uint64_t time_ns, total, free, reserved, immediate, soft_limit, source;
     unsigned scope, reason, flags, identical;
-    uint64_t unaccounted, excess[3], held[3], pair_time_ns[2], run_sequence, run_held, run_unaccounted;
+    uint64_t unaccounted, excess[3], held[3], pair_time_ns[2], run_sequence, run_held, run_unaccounted, run_claims;
+    uint64_t claims; /* of all members when it was taken; not in the cell */
 } ml_sample;
 
 /* What a scan needs to know of a pool beside the words; kept until `newest` or `param_version` moves. */
@@ -101,6 +102,7 @@ typedef struct ml_local_pool {
     uint64_t excluded_dead[ML_SLOT_WORDS]; /* and which */
     uint64_t newest_seen, newest_seen_ns;  /* when this process first saw the newest reading */
     uint64_t wanted_ns;                    /* since when readings are wanted without a break; 0: not wanted */
+    ml_u64 own_reading_ns;                 /* when this process last published a reading here, by os_now_ns */
     ml_u64 due;                            /* process-local: a claim should take a reading first */
     char key[ML_KEY_BYTES];
     char alias[ML_ALIASES_MAX][ML_KEY_BYTES];

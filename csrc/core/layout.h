@@ -140,7 +140,8 @@ typedef struct ml_reading_cell {
     ml_u64 run_sequence;    /* sequence of the first of the run of bit-identical readings that this one ends */
     ml_u64 run_held;        /* its S */
     ml_u64 run_unaccounted; /* its U, which a frozen source keeps */
-    ml_u64 spare[3];
+    ml_u64 run_claims;      /* claims in all at its first reading */
+    ml_u64 spare[2];
 } ml_reading_cell;
 _Static_assert(sizeof(ml_reading_cell) == 192, "reading");
 

@@ -37,6 +37,7 @@ static void cell_load(const ml_reading_cell *cell, ml_sample *out) {
     out->run_sequence = ml_load_acquire(&cell->run_sequence);
     out->run_held = ml_load_acquire(&cell->run_held);
     out->run_unaccounted = ml_load_acquire(&cell->run_unaccounted);
+    out->run_claims = ml_load_acquire(&cell->run_claims);
 }
 
 static void cell_store(ml_reading_cell *cell, const ml_sample *in) {
@@ -63,6 +64,7 @@ static void cell_store(ml_reading_cell *cell, const ml_sample *in) {
     ml_store_release(&cell->run_sequence, in->run_sequence);
     ml_store_release(&cell->run_held, in->run_held);
     ml_store_release(&cell->run_unaccounted, in->run_unaccounted);
+    ml_store_release(&cell->run_claims, in->run_claims);
     ML_KILL_POINT("reading.tag");
     ml_store_release(&cell->tag, in->sequence);
 }
@@ -104,45 +106,77 @@ bool ml_sample_newest(const ml_view *view, unsigned index, const ml_pool *entry,
     return false;
 }
 
-static uint64_t held_of(const ml_view *view, unsigned index, unsigned slot) {
+static ml_figure figure_of(const ml_view *view, unsigned index, unsigned slot) {
     ml_figure f;
     uint64_t version;
     (void)ml_record_read(ml_view_record(view, index, slot), &f, &version);
-    return f.held;
+    return f;
+}
+
+static uint64_t held_of(const ml_view *view, unsigned index, unsigned slot) {
+    return figure_of(view, index, slot).held;
+}
+
+/* What pair j of `from` says about unaccounted bytes, now that members publish `held` in all. */
+static uint64_t said_by(const ml_sample *from, unsigned j, uint64_t held) {
+    return ml_sub_sat(from->excess[j], ml_sub_sat(held, from->held[j]));
 }
 
 /* U: what the reading shows as used and nobody holds. The two readings before count too, less what members have
  * published since: bytes that were in flight between the driver and the ledger then are not foreign ones. */
 static uint64_t unaccounted_of(const ml_sample *s) {
-    uint64_t most = s->excess[0];
-    for (int j = 1; j < 3; j++) {
-        uint64_t landed = ml_sub_sat(s->held[0], s->held[j]);
-        most = ml_max_u64(most, ml_sub_sat(s->excess[j], landed));
-    }
-    return most;
+    return ml_max_u64(s->excess[0], ml_max_u64(said_by(s, 1, s->held[0]), said_by(s, 2, s->held[0])));
 }
 
-/* The pairs of `previous` become the older ones of `s`. Readings that follow closer than half a period share a
- * place, so that somebody who refreshes in a loop does not shorten the window. */
+static void copy_pair(ml_sample *to, unsigned at, const ml_sample *from, unsigned j) {
+    to->excess[at] = from->excess[j];
+    to->held[at] = from->held[j];
+}
+
+/* The pairs of `previous` become the older ones of `s`. Readings that follow closer than one and a half periods share
+ * a place, which goes to the one that says more, so that somebody who refreshes in a loop does not shorten the window.
+ */
 static void carry_pairs(ml_sample *s, const ml_sample *previous) {
     bool close = previous->pair_time_ns[0] != 0 &&
                  ml_sub_sat(s->time_ns, previous->pair_time_ns[0]) < ML_PERIOD_BUSY_NS + ML_PERIOD_BUSY_NS / 2;
-    unsigned from = close ? 1 : 0;
-    for (unsigned j = 1; j < 3; j++) {
-        s->excess[j] = previous->excess[j - 1 + from > 2 ? 2 : j - 1 + from];
-        s->held[j] = previous->held[j - 1 + from > 2 ? 2 : j - 1 + from];
+    if (close) {
+        bool newer = said_by(previous, 0, s->held[0]) >= said_by(previous, 1, s->held[0]);
+        copy_pair(s, 1, previous, newer ? 0 : 1);
+        copy_pair(s, 2, previous, 2);
+        s->pair_time_ns[0] = previous->pair_time_ns[0];
+        s->pair_time_ns[1] = previous->pair_time_ns[1];
+    } else {
+        copy_pair(s, 1, previous, 0);
+        copy_pair(s, 2, previous, 1);
+        s->pair_time_ns[0] = previous->time_ns;
+        s->pair_time_ns[1] = previous->pair_time_ns[0];
     }
-    s->pair_time_ns[0] = close ? previous->pair_time_ns[0] : previous->time_ns;
-    s->pair_time_ns[1] = close ? previous->pair_time_ns[1] : previous->pair_time_ns[0];
 }
 
-/* A source that answers the same to the bit while the ledger moves is not measuring. Members that published here
- * for the first time during the run prove nothing: they may have held their bytes all along. */
+static uint64_t distance(uint64_t a, uint64_t b) {
+    return a > b ? a - b : b - a;
+}
+
+/* Held bytes of members that published here for the first time during the run of identical readings: they may have
+ * held them all along, so they prove nothing. */
+static uint64_t joined_during(const ml_view *view, unsigned index, const ml_pool *entry, uint64_t run_sequence) {
+    uint64_t joined = 0;
+    ML_FOR_EACH_SLOT(i, ML_SLOT_BITS(entry->publishers), view->slot_count) {
+        const ml_record *record = ml_view_record(view, index, i);
+        if (ml_load_acquire(&record->first_sequence) >= run_sequence)
+            joined = ml_add_sat(joined, ml_min_u64(ml_load_acquire(&record->first_held), ML_BYTES_MAX));
+    }
+    return joined;
+}
+
+/* A source that answers the same to the bit while the ledger moves is not measuring. A claim that is settled late moves
+ * held and claims against each other, long after its bytes had landed: what their sum did not do is no movement. */
 static void judge_frozen(const ml_view *view, unsigned index, const ml_pool *entry, ml_sample *s,
                          const ml_sample *previous) {
     s->run_sequence = s->sequence;
     s->run_held = s->held[0];
     s->run_unaccounted = s->unaccounted;
+    s->run_claims = s->claims;
     if (!previous->sequence || previous->reason != ML_REASON_NONE || previous->free != s->free ||
         previous->total != s->total)
         return;
@@ -150,15 +184,11 @@ static void judge_frozen(const ml_view *view, unsigned index, const ml_pool *ent
     s->run_sequence = previous->run_sequence;
     s->run_held = previous->run_held;
     s->run_unaccounted = previous->run_unaccounted;
+    s->run_claims = previous->run_claims;
     if (s->identical < FROZEN_READINGS) return;
-    uint64_t joined = 0;
-    ML_FOR_EACH_SLOT(i, ML_SLOT_BITS(entry->publishers), view->slot_count) {
-        const ml_record *record = ml_view_record(view, index, i);
-        if (ml_load_acquire(&record->first_sequence) >= s->run_sequence)
-            joined = ml_add_sat(joined, ml_min_u64(ml_load_acquire(&record->first_held), ML_BYTES_MAX));
-    }
-    uint64_t settled = ml_sub_sat(s->held[0], joined);
-    uint64_t moved = settled > s->run_held ? settled - s->run_held : s->run_held - settled;
+    uint64_t held = ml_sub_sat(s->held[0], joined_during(view, index, entry, s->run_sequence));
+    uint64_t moved = ml_min_u64(distance(held, s->run_held),
+                                distance(ml_add_sat(held, s->claims), ml_add_sat(s->run_held, s->run_claims)));
     if (moved <= FROZEN_BYTES && !(previous->flags & ML_SAMPLE_FROZEN)) return;
     s->flags |= ML_SAMPLE_FROZEN;
     s->unaccounted = s->run_unaccounted;
@@ -210,16 +240,16 @@ static void measure(const ml_view *view, unsigned index, const ml_pool *entry, c
     s->total = r->total;
     s->free = r->free;
     s->reserved = r->reserved;
-    uint64_t sum = 0;
     ML_FOR_EACH_SLOT(i, ML_SLOT_BITS(entry->publishers), view->slot_count) {
+        if (ml_bit_in(op->dead, i)) continue;
+        ml_figure f = figure_of(view, index, i);
         /* The smaller of before and after: bytes that came or went while the driver was asked are not surely in
          * its answer. */
-        if (!ml_bit_in(op->dead, i)) sum = ml_add_sat(sum, ml_min_u64(op->held_before[i], held_of(view, index, i)));
+        s->held[0] = ml_add_sat(s->held[0], ml_min_u64(op->held_before[i], f.held));
+        s->claims = ml_add_sat(s->claims, f.claims);
     }
-    uint64_t used = r->total - r->reserved - r->free;
+    s->excess[0] = ml_sub_sat(r->total - r->reserved - r->free, s->held[0]);
     carry_pairs(s, previous);
-    s->excess[0] = ml_sub_sat(used, sum);
-    s->held[0] = sum;
     s->unaccounted = unaccounted_of(s);
     judge_frozen(view, index, entry, s, previous);
 }
@@ -238,20 +268,25 @@ static bool publish_sample(ml_view *view, unsigned index, unsigned writer, uint6
     return true;
 }
 
-static bool somebody_holds(const ml_view *view, const ml_pool *entry, unsigned index) {
-    ML_FOR_EACH_SLOT(i, ML_SLOT_BITS(entry->publishers), view->slot_count) {
-        if (ml_load_acquire(&ml_view_record(view, index, i)->word) != 0) return true;
+/* Somebody holds, claims or waits in line; or a reading showed less unaccounted than the window still counts, so that
+ * bytes which have just come free (a dead member's, say) wait for the next two readings. */
+static bool is_busy(const ml_local_pool *pool) {
+    ML_FOR_EACH_SLOT(i, ML_SLOT_BITS(pool->entry->publishers), pool->view->slot_count) {
+        const ml_record *record = ml_view_record(pool->view, pool->index, i);
+        if (ml_load_acquire(&record->word) != 0 || ml_load_acquire(&record->waiting) != 0) return true;
     }
-    return false;
+    ml_sample newest;
+    bool known = ml_sample_newest(pool->view, pool->index, pool->entry, &newest) && newest.sequence;
+    return known && newest.reason == ML_REASON_NONE && newest.unaccounted > newest.excess[0];
 }
 
 static uint64_t period_of(const ml_local_pool *pool) {
-    return somebody_holds(pool->view, pool->entry, pool->index) ? ML_PERIOD_BUSY_NS : ML_PERIOD_IDLE_NS;
+    return is_busy(pool) ? ML_PERIOD_BUSY_NS : ML_PERIOD_IDLE_NS;
 }
 
 int ml_reading_end(ml_ledger *ledger, const ml_reading_op *op, const ml_reading *reading) {
     if (op->pool >= ledger->pool_count || reading->scope == ML_SCOPE_PROCESS) return ML_ERR_ARGUMENT;
-    uint64_t took_ns = os_now_ns() - op->begin_ns;
+    uint64_t end_ns = os_now_ns(), took_ns = end_ns - op->begin_ns;
     ml_lock_wait(&ledger->lock);
     ml_local_pool *pool = &ledger->pool[op->pool];
     if (reading->reason == ML_REASON_NONE && took_ns > period_of(pool)) {
@@ -265,6 +300,7 @@ int ml_reading_end(ml_ledger *ledger, const ml_reading_op *op, const ml_reading 
         measure(pool->view, pool->index, pool->entry, op, reading, &previous, &s);
         if (publish_sample(pool->view, pool->index, pool->me, op->newest, &s)) {
             status = ML_OK;
+            ml_store_release(&pool->own_reading_ns, end_ns);
             pool->excluded_newest = NEWEST(s.sequence, pool->me);
             memcpy(pool->excluded_dead, op->dead, sizeof op->dead);
         }
@@ -347,8 +383,11 @@ static bool is_refresher(ml_local_pool *pool) {
 void ml_reading_due(ml_ledger *ledger, ml_local_pool *pool, unsigned number, uint64_t now_ns, ml_tick *tick) {
     uint64_t newest = ml_load_acquire(&pool->entry->newest);
     if (newest != pool->newest_seen || pool->newest_seen_ns == 0) {
+        /* A reading of another member is as old as our having seen it: no clock of another is obeyed. */
+        bool own = newest && pool->me != ML_NO_SLOT && NEWEST_SLOT(newest) == pool->me;
+        uint64_t own_ns = ml_load_acquire(&pool->own_reading_ns);
         pool->newest_seen = newest;
-        pool->newest_seen_ns = now_ns;
+        pool->newest_seen_ns = own && own_ns && own_ns < now_ns ? own_ns : now_ns;
     }
     uint64_t period = period_of(pool);
     bool wanted = period == ML_PERIOD_BUSY_NS || somebody_asked(pool->view, pool->entry);

@@ -1,5 +1,6 @@
 /* Standing in line, and the claim that blocks. docs/claims.md, "The waiting ticket". */
 #include "core/waiting.h"
+#include "core/hot.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -161,6 +162,7 @@ static int run_until(ml_device *device, uint64_t bytes, uint64_t timeout_ns, boo
             if (sweep_once(ledger)) continue;
         }
         if (ticket.now_ns >= deadline_ns) break;
+        ml_mark_asked(ledger); /* readings go on while somebody waits for bytes */
         if (ticket.now_ns - start_ns < ML_WAIT_HONOURED_NS) {
             ml_lock_wait(&ledger->lock);
             take(&ticket, device, bytes);

@@ -102,6 +102,7 @@ int main(void) {
     ROW(ml_reading_cell, run_sequence);
     ROW(ml_reading_cell, run_held);
     ROW(ml_reading_cell, run_unaccounted);
+    ROW(ml_reading_cell, run_claims);
     ROW(ml_reading_cell, spare);
     return 0;
 }

@@ -44,7 +44,6 @@ static void be_the_dead(void) {
     CHECK_EQ(wait_claim(chain, 5 * UNIT, 0, &claim), ML_OK);
     CHECK_EQ(ml_device_set_headroom(chain, UNIT), ML_OK);
     CHECK_EQ(ml_device_set_limit(chain, 2 * ROOM * UNIT), ML_OK);
-    ml_store_release(&record_of(chain, 1)->waiting, UINT64_C(1) << 30 | 1);
     kill(getpid(), check_failures ? SIGTERM : SIGKILL);
 }
 
@@ -91,13 +90,14 @@ static void act_on_claims(ml_ledger *ledger) {
     CHECK_EQ(ml_claim_publish(&claim, &amounts), ML_OK);
     amounts.held = 30 * UNIT;
     CHECK_EQ(ml_claim_settle(&claim, &amounts), ML_OK);
-    CHECK_EQ(ml_claim_resize(&other, 8 * UNIT), ML_OK);
+    CHECK_EQ(ml_claim_resize_wait(&other, 8 * UNIT, 0), ML_OK);
     CHECK_EQ(ml_claim_resize(&other, 3 * UNIT), ML_OK);
     CHECK_EQ(ml_claim_cancel(&other), ML_OK);
     CHECK_EQ(ml_claim_wait(ml_device_account(acting), 4 * UNIT, 0, SECOND, 0, &brief, &amounts.pinned), ML_OK);
     forward_ns += 2 * SECOND;
     CHECK_EQ(tick(ledger), ML_OK);
     CHECK_EQ(brief.expired, 1);
+    ml_store_release(&ml_view_record(ledger->view, acting->level[1]->index, 0)->waiting, UINT64_C(1) << 30 | 1);
     CHECK_EQ(wait_claim(acting, 150 * UNIT, SECOND / 200, &other), ML_REFUSED); /* sweeps, stands in line */
 }
 

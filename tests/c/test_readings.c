@@ -88,6 +88,21 @@ static void test_window_is_carried_to_another_reader(void) {
     ml_ledger_leave(reader);
 }
 
+/* Another member's clock may be days ahead (a time namespace): its reading leaves the window like any other. */
+static void test_reading_from_a_clock_that_is_ahead_leaves_the_window(void) {
+    start();
+    hold(card, 30 * GIB);
+    CHECK_EQ(used(30), ML_OK);
+    forward_ns += 86400 * SECOND;
+    CHECK_EQ(used(50), ML_OK);
+    CHECK_EQ(used(50), ML_OK);
+    forward_ns -= 86400 * SECOND;
+    for (int i = 0; i < 4; i++)
+        CHECK_EQ(used(30), ML_OK);
+    CHECK_EQ(unaccounted(), 0);
+    ml_ledger_leave(reader);
+}
+
 static int read_while(uint64_t before, uint64_t after, uint64_t used_gib) {
     ml_reading_op op;
     ml_reading reading = {.total = TOTAL, .free = TOTAL - used_gib * GIB, .scope = ML_SCOPE_DEVICE};
@@ -544,6 +559,7 @@ int main(int argc, char **argv) {
         TEST(test_window_spans_the_two_readings_before),
         TEST(test_window_lasts_when_somebody_refreshes_in_a_loop),
         TEST(test_window_is_carried_to_another_reader),
+        TEST(test_reading_from_a_clock_that_is_ahead_leaves_the_window),
         TEST(test_smaller_held_of_before_and_after_counts),
         TEST(test_late_reading_loses),
         TEST(test_implausible_answers_are_absent_with_a_reason),
