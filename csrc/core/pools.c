@@ -54,6 +54,8 @@ static unsigned shift_for(uint64_t largest) {
 /* Under the table's lock: an entry that nobody has open, for another device. False: somebody has. */
 static bool reclaim(ml_pool *entry) {
     uint64_t word = ml_load_acquire(&entry->state);
+    /* Not even for a moment one that is in use: whoever is killed before it opens it again would leave it closed. */
+    if (has_openers(entry)) return false;
     /* [O5] Closed first, then looked at. Other end: open_entry sets its bit, then looks at the state. Else: an opener
      * and we miss each other, and it publishes into another device's entry. */
     ML_KILL_POINT("pool.recycle");

@@ -129,6 +129,8 @@ int ml_account_add(ml_account *account, int64_t held, int64_t releasable, int64_
 }
 
 void ml_account_get(const ml_account *account, ml_amounts *out) {
+    /* In a forked child the figures are the parent's until this process has joined. */
+    if (ml_is_forked(account->device->ledger)) (void)ml_ledger_recover(account->device->ledger, ML_SLOW_FORK);
     ml_lock_wait(&account->device->ledger->lock);
     *out = account->amounts;
     ml_lock_release(&account->device->ledger->lock);

@@ -137,8 +137,9 @@ static void copy_pair(ml_sample *to, unsigned at, const ml_sample *from, unsigne
  * a place, which goes to the one that says more, so that somebody who refreshes in a loop does not shorten the window.
  */
 static void carry_pairs(ml_sample *s, const ml_sample *previous) {
-    bool close = previous->pair_time_ns[0] != 0 &&
-                 ml_sub_sat(s->time_ns, previous->pair_time_ns[0]) < ML_PERIOD_BUSY_NS + ML_PERIOD_BUSY_NS / 2;
+    /* A pair from the future is of another member's clock, which rules nothing here: it moves on. */
+    bool close = previous->pair_time_ns[0] != 0 && s->time_ns >= previous->pair_time_ns[0] &&
+                 s->time_ns - previous->pair_time_ns[0] < ML_PERIOD_BUSY_NS + ML_PERIOD_BUSY_NS / 2;
     if (close) {
         bool newer = said_by(previous, 0, s->held[0]) >= said_by(previous, 1, s->held[0]);
         copy_pair(s, 1, previous, newer ? 0 : 1);

@@ -84,11 +84,22 @@ static ml_local_pool *outermost(const ml_device *device) {
     return device->level[device->level_count - 1];
 }
 
+/* Could the claim ever be granted, if everybody else gave back all they have? Others must not be held up for less. */
+static bool can_fit(ml_device *device, uint64_t bytes) {
+    for (unsigned l = 0; l < device->level_count; l++) {
+        const ml_totals *totals = ml_totals_get(device->level[l]);
+        uint64_t mine = ml_add_sat(ml_add_sat(device->level[l]->held, device->level[l]->claims), bytes);
+        if (totals->known && (mine >> device->level[l]->shift) > totals->units) return false;
+    }
+    return true;
+}
+
 /* Stand in line. Under M. */
 static void take(ml_ticket *ticket, ml_device *device, uint64_t bytes) {
     ml_local_pool *pool = outermost(device);
     /* One word per member: a second thread of this process that waits here does so without a place in line. */
     if (ticket->taken || pool->me == ML_NO_SLOT || ml_load_relaxed(&pool->own->waiting)) return;
+    if (!can_fit(device, bytes)) return;
     ML_KILL_POINT("waiting.ticket");
     ticket->number = ml_fetch_add_seq_cst(&pool->entry->ticket, 1) & ML_TICKET_MASK;
     ticket->taken = true;

@@ -608,6 +608,7 @@ PyObject *native_account_amounts(PyObject *self_object, void *unused) {
     Py_BEGIN_ALLOW_THREADS;
     ml_account_get(((AccountObject *)self_object)->account, &a);
     Py_END_ALLOW_THREADS;
+    if (!native_note_fork(((AccountObject *)self_object)->ledger)) return NULL;
     return Py_BuildValue("(KKK)", (unsigned long long)a.held, (unsigned long long)a.releasable,
                          (unsigned long long)a.pinned);
 }

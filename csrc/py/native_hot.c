@@ -258,6 +258,8 @@ static PyObject *claim_publish_as(ClaimObject *self, PyObject *const *args, Py_s
     ml_amounts amounts;
     if (!parse_amounts(self->owner, method, args, count, names, &given)) return NULL;
     if (!given.value[0]) return PyErr_Format(PyExc_TypeError, "%s() needs held, in bytes", method);
+    /* In a forked child they are the parent's until it has joined. */
+    if (ml_is_forked(self->owner->ledger->core) && !native_recover(self->owner->ledger, ML_SLOW_FORK)) return NULL;
     amounts = self->owner->account->amounts;
     if (!native_bytes(given.value[0], "held", &amounts.held)) return NULL;
     if (given.value[1] && !native_bytes(given.value[1], "releasable", &amounts.releasable)) return NULL;

