@@ -166,9 +166,9 @@ static ml_local_pool *open_pool(ml_ledger *ledger, const ml_pool_spec *spec) {
     return pool;
 }
 
-static ml_device *find_device(ml_ledger *ledger, const ml_local_pool *first) {
+static ml_device *find_device(ml_ledger *ledger, ml_local_pool *const *level, unsigned level_count) {
     for (ml_device *d = ledger->devices; d; d = d->next)
-        if (d->level[0] == first) return d;
+        if (d->level_count == level_count && memcmp(d->level, level, level_count * sizeof *level) == 0) return d;
     return NULL;
 }
 
@@ -189,7 +189,7 @@ int ml_device_open(ml_ledger *ledger, const ml_pool_spec *levels, unsigned level
         for (unsigned k = 0; k < l && status == ML_OK; k++) /* words are per pool: twice would count twice */
             if (device->level[k] == device->level[l]) status = ML_ERR_ARGUMENT;
     }
-    ml_device *known = status == ML_OK ? find_device(ledger, device->level[0]) : NULL;
+    ml_device *known = status == ML_OK ? find_device(ledger, device->level, level_count) : NULL;
     if (status == ML_OK && !known) {
         device->ledger = ledger;
         device->level_count = level_count;

@@ -168,7 +168,7 @@ static int run_until(ml_device *device, uint64_t bytes, uint64_t timeout_ns, boo
             continue;
         }
         if (status != ML_REFUSED && status != ML_WAITING) break;
-        if (status == ML_REFUSED && !swept) {
+        if (!swept) { /* also for those who died in line */
             swept = true;
             if (sweep_once(ledger)) continue;
         }
@@ -179,7 +179,9 @@ static int run_until(ml_device *device, uint64_t bytes, uint64_t timeout_ns, boo
             take(&ticket, device, bytes);
             ml_lock_release(&ledger->lock);
         }
-        await_change(device, seen, deadline_ns);
+        /* Nobody publishes when the time of those ahead has run out: look again by then, they may all be stopped. */
+        uint64_t look_ns = ml_max_u64(start_ns + ML_WAIT_HONOURED_NS, ticket.now_ns + STEP_NS);
+        await_change(device, seen, status == ML_WAITING ? ml_min_u64(deadline_ns, look_ns) : deadline_ns);
     }
     give_up(&ticket, device);
     return status;

@@ -137,7 +137,7 @@ typedef struct ml_pool_spec {
 } ml_pool_spec;
 
 /* Opens a chain of pools, the device's own first, outermost last; at most ML_LEVELS_MAX, none twice. Opening the
- * same first key again gives the same device. Pools that cannot be had in the shared table open privately. */
+ * same chain again gives the same device. Pools that cannot be had in the shared table open privately. */
 int ml_device_open(ml_ledger *ledger, const ml_pool_spec *levels, unsigned level_count, ml_device **out);
 unsigned ml_device_level_count(const ml_device *device);
 /* Index of a level's pool in this handle, 0..; what readings and ml_tick speak of. */

@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import Any
 
 from memledger._native import Claim, Figures
-from memledger.device import Account, Device
+from memledger.device import Account, Delta, Device
 from memledger.errors import (
     ClaimRefused,
     InvalidFigure,
@@ -37,6 +37,7 @@ __all__ = [
     "Account",
     "Claim",
     "ClaimRefused",
+    "Delta",
     "Device",
     "Figures",
     "InvalidFigure",

@@ -112,6 +112,43 @@ class _Claiming:
         )
 
 
+class Delta:
+    """Whose doing a change of the free figure was, in signed bytes of free: minus is less room.
+
+    own: what this process came to hold. others: what the siblings came to hold and claim.
+    unaccounted: programs outside the ledger, and headroom; None where there is no reading at either
+    end. Nothing is assumed about direction: free may grow while a claim is open. The three add up
+    to the change of free as long as free is above 0 at both ends, up to a unit per member.
+    """
+
+    own: int
+    others: int
+    unaccounted: int | None
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def __enter__(self) -> Delta:
+        self._device.refresh(max_age_s=0)
+        self._before = self._device.figures()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._device.refresh(max_age_s=0)
+        before, after = self._before, self._device.figures()
+        self.own = before.own_held - after.own_held
+        self.others = _others(before) - _others(after)
+        if before.unaccounted is None or after.unaccounted is None:
+            self.unaccounted = None
+        else:
+            outside = (after.unaccounted - before.unaccounted) + (after.headroom - before.headroom)
+            self.unaccounted = -outside
+
+
+def _others(figures: _native.Figures) -> int:
+    return figures.held - figures.own_held + figures.claimed_by_others
+
+
 class Account(_Claiming, _native.Account):
     """A named part of what this process holds on a device ("weights", "lora-cache"); all accounts
     of a device are summed into one record. `Device.account(name)` makes it."""
@@ -180,6 +217,11 @@ class Device(_Claiming, _native.Device):
         for pool in self._pools():
             self._ledger._read_if_older(pool, max_age_s)
         return self.reading
+
+    def delta(self) -> Delta:
+        """`with device.delta() as d:` and afterwards `d.own`, `d.others`, `d.unaccounted`: by how
+        many bytes each changed the free figure meanwhile. Asks the sources at both ends."""
+        return Delta(self)
 
     def snapshot(self) -> Snapshot:
         """Rows of all members and the figures, as one consistent cut of the device's own pool.

@@ -772,6 +772,21 @@ static void test_waiting_word_makes_room_for_half_a_second(void) {
     ml_ledger_leave(b);
 }
 
+/* Nothing is published, so nothing wakes the claimer: it must look again by itself when the half second is over. The
+ * watchdog ends a test in which it sleeps until its own deadline. */
+static void test_stopped_waiter_does_not_use_up_the_timeout(void) {
+    new_segment();
+    ml_ledger *a = join(), *b = join();
+    ml_device *own = open_card(a, 10 * UNIT), *other = open_card(b, 0);
+    ml_claim claim;
+    hold(other, 0);
+    ml_store_release(&record_of(other, 0)->waiting, UINT64_C(1) << 30 | 8);
+    CHECK_EQ(wait_claim(own, 3 * UNIT, 1000 * SECOND, &claim), ML_OK);
+    CHECK_EQ(ml_load_relaxed(&record_of(own, 0)->waiting), 0);
+    ml_ledger_leave(a);
+    ml_ledger_leave(b);
+}
+
 int main(int argc, char **argv) {
     static const check_test tests[] = {
         TEST(test_figures_follow_the_table),
@@ -798,6 +813,7 @@ int main(int argc, char **argv) {
         TEST(test_late_abort_changes_nothing_but_the_pending_it_saw),
         TEST(test_stopped_claims_hinder_nobody),
         TEST(test_waiting_word_makes_room_for_half_a_second),
+        TEST(test_stopped_waiter_does_not_use_up_the_timeout),
     };
     if (!begin())
         return 2;

@@ -51,6 +51,7 @@ static void be_the_hinderer(void) {
     ml_ledger *ledger = join();
     ml_device *chain = open_levels(ledger);
     ml_claim claim;
+    hold(chain, 10 * UNIT);
     kill_points_arm("claim.commit", 1, SIGSTOP);
     (void)wait_claim(chain, 60 * UNIT, 0, &claim);
 }
@@ -119,7 +120,7 @@ static void act_on_claims(ml_ledger *ledger) {
     CHECK_EQ(tick(ledger), ML_OK);
     CHECK_EQ(brief.expired, 1);
     ml_store_release(&ml_view_record(ledger->view, acting->level[1]->index, 0)->waiting, UINT64_C(1) << 30 | 1);
-    CHECK_EQ(wait_claim(acting, 90 * UNIT, SECOND / 200, &other), ML_REFUSED); /* sweeps, stands in line */
+    CHECK_EQ(wait_claim(acting, 55 * UNIT, SECOND / 200, &other), ML_REFUSED); /* sweeps, stands in line */
 }
 
 static void act_on_the_line(ml_ledger *ledger) {

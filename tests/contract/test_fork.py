@@ -14,7 +14,6 @@ import pytest
 
 from helpers import pythons
 from helpers.members import Member
-from helpers.system import linux_only
 from helpers.units import GiB, MiB, count
 from helpers.waiting import wait_until
 
@@ -249,39 +248,6 @@ os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 """
     )
     assert status == 0
-    unharmed(viewer, parent)
-
-
-@linux_only
-def test_fork_raw_clone_while_a_lock_may_be_held(pair: tuple[Member, Member]) -> None:
-    """A child of the bare system call, made while another thread publishes: no handler ran, and the
-    handle's own lock may be one that nobody will ever open."""
-    viewer, parent = pair
-    failed = parent.run(
-        f"""
-import ctypes, threading, signal
-number = {{"x86_64": 56, "aarch64": 220}}[os.uname().machine]
-clone = ctypes.PyDLL(None).syscall      # keeps the GIL, so that the child owns it
-halt = threading.Event()
-account = device.account("busy")
-def work():
-    while not halt.is_set():
-        for _ in range(100):
-            account.publish(0)
-thread = threading.Thread(target=work); thread.start()
-failed = 0
-for _ in range({count(60, 2000)}):
-    child = clone(number, int(signal.SIGCHLD), 0, 0, 0, 0)
-    if child == 0:
-        device.publish(7)
-        os._exit(0 if device.figures().own_held == 7 else 1)
-    failed += os.waitpid(child, 0)[1] != 0
-halt.set(); thread.join()
-failed
-""",
-        watchdog_s=600,
-    )
-    assert failed == 0
     unharmed(viewer, parent)
 
 

@@ -8,19 +8,22 @@ these and let `resolve` hand it out.
 from __future__ import annotations
 
 import os
+import re
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from memledger.errors import UnknownDevice
-from memledger.model import KIND_RAM, KIND_SIM, DeviceSpec, PoolSpec, Reading
+from memledger.model import KIND_SIM, DeviceSpec, PoolSpec, Reading
+from memledger.readings.ram import RamWatch, chain, machine_pool
 from memledger.sizes import parse_size
 
 if TYPE_CHECKING:
     from memledger.readings.nvml import NvmlSession
 
-__all__ = ["Source", "candidates", "ram_pool", "ram_source", "resolve"]
+__all__ = ["RamWatch", "Source", "candidates", "resolve"]
 
-_DEFAULT_LARGEST_BYTES = 4 << 40
+_TOTAL = "MEMLEDGER_TOTAL"
 
 
 class Source(Protocol):
@@ -45,6 +48,10 @@ class Source(Protocol):
         again."""
         ...
 
+    def explain(self) -> str:
+        """One line for `doctor`: what is read, why not something better, what the user can do."""
+        ...
+
 
 def resolve(
     name: object,
@@ -56,75 +63,148 @@ def resolve(
 ) -> DeviceSpec:
     """The chain of pools and their sources that a device name stands for.
 
-    name: "ram" or "cpu"; "sim:<name>[?parameters]"; "cuda:<n>" or "cuda"; anything with `.type` and
-    `.index`, such as a torch.device; "GPU-<uuid>", "MIG-<uuid>" or a unique beginning of one;
-    "pci:<address>"; "ram:<boot id>" of this boot.
+    name: "ram" or "cpu"; "cuda:<n>" or "cuda" (NVIDIA, and AMD where torch is built for HIP or
+    there is no NVIDIA GPU); "hip:<n>", "xpu:<n>", "mps", "npu:<n>", "mlu:<n>"; anything with
+    `.type` and `.index`, such as a torch.device; "GPU-<uuid>", "MIG-<uuid>" or a unique beginning
+    of one; "pci:<address>"; "sim:<name>[?parameters]"; the key of a pool of this process's RAM
+    chain.
     total: bytes (or a string such as "24GiB") to assume where there is no reading; else
-    MEMLEDGER_TOTAL for a GPU.
+    MEMLEDGER_TOTAL_<KEY>, as `total_variables` writes it, or for a GPU MEMLEDGER_TOTAL.
     root, environ, session: where to look for /proc and /sys, the environment, and the NVML session,
     for tests and for looking at another root.
 
     Raises UnknownDevice with the names that would work; InvalidFigure for a bad size. May
-    initialise NVML. No ordinal ever becomes a key: two processes that see
+    initialise NVML, never a device. No ordinal ever becomes a key: two processes that see
     different cards as "cuda:0" get different pools, and two names of one card get the same.
     """
     env: Mapping[str, str] = os.environ if environ is None else environ
     text = _text_of(name)
-    assumed = None if total is None else parse_size(total)
-    kind, _, rest = text.partition(":")
-    if text in ("ram", "cpu") or kind == "ram":
-        return _resolve_ram(text, assumed, root)
-    if kind == "sim":
-        return _resolve_sim(text, rest, assumed)
-    if kind in ("cuda", "pci") or text[:4].upper() in ("GPU-", "MIG-"):
-        from memledger.readings import nvidia
+    spec = _spec_of(text, None if total is None else parse_size(total), root, env, session)
+    assumed = parse_size(total) if total is not None else _configured(spec, env)
+    return spec if assumed is None else spec._replace(total=assumed)
 
-        if assumed is None and env.get("MEMLEDGER_TOTAL", "").strip():
-            assumed = parse_size(env["MEMLEDGER_TOTAL"])
-        spec = nvidia.resolve(text, root=root, environ=env, session=session)
-        return spec._replace(total=assumed)
+
+def _spec_of(
+    text: str,
+    total: int | None,
+    root: str,
+    env: Mapping[str, str],
+    session: NvmlSession | None,
+) -> DeviceSpec:
+    kind, _, rest = text.partition(":")
+    if text in ("ram", "cpu") or kind in ("ram", "cgroup"):
+        return _resolve_ram(text, root)
+    if kind == "sim":
+        return _resolve_sim(text, rest, total)
+    if kind in ("npu", "mlu"):
+        from memledger.readings import accelerators
+
+        return accelerators.resolve(text, root=root, environ=env)
+    if kind == "mps":
+        from memledger.readings import apple
+
+        return apple.resolve(text, root=root)
+    is_uuid = text[:4].upper() in ("GPU-", "MIG-")
+    if kind in ("cuda", "hip", "rocm", "xpu", "pci") or is_uuid:
+        return _resolve_gpu(text, kind, root, env, session)
+    from memledger.readings.accelerators import WITHOUT_KEY
+
     raise UnknownDevice(
         text,
-        "expected 'ram', 'cuda:<n>', 'GPU-<uuid>', 'MIG-<uuid>', 'pci:<address>' or 'sim:<name>'",
+        WITHOUT_KEY.get(
+            kind,
+            "expected 'ram', 'cuda:<n>', 'GPU-<uuid>', 'MIG-<uuid>', 'pci:<address>' or "
+            "'sim:<name>'",
+        ),
         candidates(root=root, session=session),
     )
 
 
 def candidates(*, root: str = "/", session: NvmlSession | None = None) -> tuple[str, ...]:
-    """Names that `resolve` knows here: RAM, the NVIDIA devices it can see, existing simulated
-    cards."""
+    """Names that `resolve` knows here: RAM, the GPUs it can see, existing simulated cards."""
     from memledger import sim
-    from memledger.readings import nvidia
+    from memledger.readings import amd, intel, nvidia
 
-    gpus = nvidia.enumerate_gpus(root=root, session=session)
-    return ("ram", *gpus.keys(), *(f"sim:{card}" for card in sim.existing()))
-
-
-def ram_pool(*, root: str = "/") -> PoolSpec:
-    """The pool of this machine's RAM: the same for every process of this boot, in any container."""
-    from memledger.readings.machine import boot_identity, physical_ram
-
-    # The default unit serves up to 4 TiB; a larger machine counts in coarser ones.
-    largest = physical_ram() if physical_ram() > _DEFAULT_LARGEST_BYTES else 0
-    return PoolSpec(f"ram:{boot_identity(root=root)}", kind=KIND_RAM, largest_bytes=largest)
+    cards = nvidia.enumerate_gpus(root=root, session=session)
+    others = (*amd.gpus(root=root), *intel.gpus(root=root))
+    return (
+        "ram",
+        *cards.keys(),
+        *(gpu.key for gpu in others),
+        *(f"sim:{card}" for card in sim.existing()),
+    )
 
 
-def ram_source(*, root: str = "/") -> Source:
-    """/proc/meminfo where there is one, else psutil."""
-    if os.path.exists(os.path.join(root, "proc", "meminfo")):
-        from memledger.readings.meminfo import Meminfo
+def total_variables(pool: PoolSpec) -> tuple[str, ...]:
+    """Names of the environment variables that give this pool a total, the first that is set wins:
+    MEMLEDGER_TOTAL_ and its key (then its aliases) in capitals, with "_" for what is neither letter
+    nor digit; for the machine's RAM also MEMLEDGER_TOTAL_RAM. Never an ordinal: a child with
+    another mask inherits the variable."""
+    names = [re.sub(r"[^A-Z0-9]", "_", key.upper()) for key in (pool.key, *pool.aliases)]
+    if pool.key.startswith("ram:"):
+        names.append("RAM")
+    return tuple(f"{_TOTAL}_{name}" for name in names)
 
-        return Meminfo(root=root)
-    from memledger.readings.psutil_ram import PsutilRam
 
-    return PsutilRam()
+def _configured(spec: DeviceSpec, env: Mapping[str, str]) -> int | None:
+    """The total that the environment gives the device. A simulated card has its own."""
+    first = spec.levels[0]
+    if first.kind == KIND_SIM:
+        return None
+    names = total_variables(first)
+    if not first.key.startswith(("ram:", "cgroup:")):
+        names = (*names, _TOTAL)
+    return next((parse_size(env[name]) for name in names if env.get(name, "").strip()), None)
 
 
-def _resolve_ram(text: str, total: int | None, root: str) -> DeviceSpec:
-    pool = ram_pool(root=root)
-    if text not in ("ram", "cpu", pool.key):
-        raise UnknownDevice(text, f"this machine's RAM is {pool.key}", ("ram",))
-    return DeviceSpec(text, (pool,), (ram_source(root=root),), total)
+def _resolve_ram(text: str, root: str) -> DeviceSpec:
+    found = chain(root=root)
+    keys = [pool.key for pool in found.pools]
+    if text not in ("ram", "cpu", *keys):
+        machine = machine_pool(root=root).key
+        why = (
+            f"this machine's RAM is {machine}"
+            if text.startswith("ram:")
+            else "this process is in no such control group, or it has no limit"
+        )
+        raise UnknownDevice(text, why, ("ram", *keys))
+    # A key means that very pool, and what lies outside of it.
+    first = keys.index(text) if text in keys else 0
+    return DeviceSpec(text, found.pools[first:], found.sources[first:], detail=found.detail)
+
+
+def _resolve_gpu(
+    text: str, kind: str, root: str, env: Mapping[str, str], session: NvmlSession | None
+) -> DeviceSpec:
+    from memledger.readings import amd, intel, nvidia
+
+    if kind == "pci":
+        from memledger.readings.files import normal_pci
+
+        address = normal_pci(text[4:])
+        if address and amd.is_amd(root, address):
+            return amd.resolve(text, root=root, environ=env)
+        if address and intel.is_intel(root, address):
+            return intel.resolve(text, root=root, environ=env)
+    elif kind == "xpu":
+        return intel.resolve(text, root=root, environ=env)
+    elif kind in ("hip", "rocm") or (kind == "cuda" and _torch_is_hip()):
+        return amd.resolve(text, root=root, environ=env)
+    elif text[:4].upper() == "GPU-":
+        # ROCm's UUIDs begin like NVIDIA's.
+        if any(gpu.uuid.lower() == text.lower() for gpu in amd.gpus(root=root)):
+            return amd.resolve(text, root=root, environ=env)
+    elif kind == "cuda" and amd.gpus(root=root):
+        # torch calls an AMD GPU "cuda" too. With an NVIDIA one beside it, CUDA means that.
+        if not nvidia.enumerate_gpus(root=root, session=session).gpus:
+            return amd.resolve(text, root=root, environ=env)
+    return nvidia.resolve(text, root=root, environ=env, session=session)
+
+
+def _torch_is_hip() -> bool:
+    """Whether this process has a torch that is built for AMD. Never imports it."""
+    version = getattr(sys.modules.get("torch"), "version", None)
+    return bool(getattr(version, "hip", None))
 
 
 def _resolve_sim(text: str, rest: str, total: int | None) -> DeviceSpec:

@@ -120,12 +120,10 @@ def limits_of(group: Group) -> Limits:
     return Limits(hard, soft)
 
 
-def has_limit(group: Group) -> bool:
-    """Whether the group has a hard limit of its own that can be read. One file: about 10 us."""
-    try:
-        return _limit(os.path.join(group.folder, _FILES[group.version][0])) is not None
-    except (OSError, ValueError):
-        return False  # the root of v2, and groups without the memory controller, have no such file
+def hard_limit(group: Group) -> int | None:
+    """Bytes; None where the group has no limit of its own, or none that can be read: the root of v2
+    and groups without the memory controller have no such file. About 10 us."""
+    return _quiet(group, _FILES[group.version][0])
 
 
 def usage_of(group: Group) -> Usage:
@@ -202,8 +200,9 @@ def swap_room(group: Group) -> tuple[int, int] | None:
     if both is None:
         return None
     limit = max(0, both - (memory or 0))
-    used_both, used_memory = _quiet(group, "memory.memsw.usage_in_bytes"), _quiet(group, _FILES[1][1])
-    return limit, max(0, limit - max(0, (used_both or 0) - (used_memory or 0)))
+    used_both = _quiet(group, "memory.memsw.usage_in_bytes") or 0
+    used_memory = _quiet(group, _FILES[1][1]) or 0
+    return limit, max(0, limit - max(0, used_both - used_memory))
 
 
 def _quiet(group: Group, name: str) -> int | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 
 from memledger.model import SUSPECT, Reading, absent, plausible
+from memledger.readings.zfs import arc
+from memledger.sizes import format_size
 
 _KIB = 1024
 
@@ -19,13 +21,19 @@ class Meminfo:
     The reading is marked suspect where the file contradicts itself: a container's emulation (lxcfs)
     that shows MemAvailable as a copy of MemFree, or fields of the host beside a total of the
     container. A level that knows the container's own limit is the better witness then.
+
+    bounded: such a level stands before this one. Then a file that is not about the machine gives no
+    reading at all ("implausible", "meminfo_suspect" in its detail): published, it would bind every
+    member outside of the container too.
     """
 
     name = "meminfo"
     timeout_s = 0.2
 
-    def __init__(self, *, root: str = "/") -> None:
+    def __init__(self, *, root: str = "/", bounded: bool = False) -> None:
+        self._root = root
         self._path = os.path.join(root, "proc", "meminfo")
+        self._bounded = bounded
 
     def read(self) -> Reading:
         """Never raises: a missing file is "no_probe", a forbidden one "no_permission", nonsense
@@ -39,7 +47,37 @@ class Meminfo:
             return absent(self.name, "no_permission", f"open {self._path}: {error.strerror}")
         except OSError as error:
             return absent(self.name, "probe_failed", f"read {self._path}: {error.strerror}")
-        return reading_of(parse_meminfo(content), self.name)
+        fields = parse_meminfo(content)
+        reading = reading_of(fields, self.name)
+        if self._bounded and reading.known and not _of_the_machine(fields):
+            return absent(self.name, "implausible", f"meminfo_suspect: {reading.detail}")
+        return self._with_cache_of_zfs(reading)
+
+    def _with_cache_of_zfs(self, reading: Reading) -> Reading:
+        cache = arc(root=self._root) if reading.known else None
+        if cache is None:
+            return reading
+        text = (
+            f"ZFS cache {format_size(cache.size)}, of which {format_size(cache.shrinkable)} would "
+            "go if needed; not in free"
+        )
+        return reading._replace(detail="; ".join(filter(None, (reading.detail, text))))
+
+    def explain(self) -> str:
+        return (
+            f"reads {self._path}: the whole machine, whoever uses it; nothing better exists, and "
+            "nothing needs to be done"
+        )
+
+
+def _of_the_machine(fields: dict[str, int]) -> bool:
+    """False where the file shows a container's figures, or a mixture of both."""
+    total = fields.get("MemTotal", 0)
+    return (
+        fields.get("MemAvailable") != fields.get("MemFree")
+        and _huge_pages(fields) < total
+        and all(fields.get(name, 0) <= total for name in ("MemFree", "MemAvailable", "Shmem"))
+    )
 
 
 def parse_meminfo(content: bytes) -> dict[str, int]:

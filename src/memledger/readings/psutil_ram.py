@@ -31,3 +31,9 @@ class PsutilRam:
         free = max(0, min(free, total))
         immediate = max(0, min(int(memory.free), free))
         return plausible(Reading(self.name, total=total, free=free, immediate=immediate))
+
+    def explain(self) -> str:
+        return (
+            "asks psutil for the whole machine's RAM, as there is no /proc/meminfo here; install "
+            "psutil where it is missing"
+        )

@@ -112,19 +112,19 @@ def _limited(root: str) -> tuple[tuple[Group, ...], str]:
     """Groups with a limit, innermost first, at most three: the machine is the fourth level."""
     if not os.path.exists(os.path.join(root, "proc", "self", "cgroup")):
         return (), ""  # not Linux, or a kernel without control groups
-    from memledger.readings.cgroup import has_limit, limits_of
+    from memledger.readings.cgroup import hard_limit
     from memledger.readings.cgroup_tree import own_place
 
     place = own_place(root=root)
-    limited = [group for group in place.groups if has_limit(group)]
+    limits = {group: hard_limit(group) for group in place.groups}
+    limited = [group for group, limit in limits.items() if limit is not None]
     detail = place.detail
     if not limited and not detail:
         detail = "no cgroup limit"
     most = LEVELS_MAX - 1
     if len(limited) > most:
         # The tightest bind first; of equals the outer one, which more processes share.
-        by_limit = sorted(reversed(limited), key=lambda group: limits_of(group).hard or 0)
-        kept = set(by_limit[:most])
+        kept = set(sorted(reversed(limited), key=lambda group: limits[group] or 0)[:most])
         left_out = [group.name for group in limited if group not in kept]
         limited = [group for group in limited if group in kept]
         detail = f"wider limits left out: {', '.join(left_out)}"

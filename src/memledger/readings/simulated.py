@@ -30,3 +30,6 @@ class SimulatedCard:
         return plausible(
             Reading(self.name, total=total, free=max(0, total - reserved - used), reserved=reserved)
         )
+
+    def explain(self) -> str:
+        return f"reads the simulated card {self._card.name}, which knows everything"
