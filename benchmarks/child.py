@@ -9,7 +9,7 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import repeat
 
 from benchmarks.measure import spread, time_each
@@ -33,16 +33,23 @@ def hold(path: str, count: str) -> None:
     sys.stdin.read()
 
 
-def write(path: str) -> None:
-    """Publishes flat out."""
-    from benchmarks.members import bare_device
+def write(path: str, counts: str, index: str) -> None:
+    """Publishes flat out, and counts in word `index` of the file `counts` how often, so that the
+    reader knows whether this process had a CPU. Never on the reader's."""
+    from benchmarks.members import bare_device, run_on
 
+    run_on(1)
     _, device = bare_device(path)
-    say("ready")
-    while not stdin_is_closed():
-        for _ in repeat(None, 10_000):
-            device.publish(8192)
-            device.publish(4096)
+    where, done = 8 * int(index), 0
+    with open(counts, "r+b") as file, mmap.mmap(file.fileno(), 4096) as count:
+        say("ready")
+        while not stdin_is_closed():
+            for _ in repeat(None, 200):
+                for _ in repeat(None, 10):
+                    device.publish(8192)
+                    device.publish(4096)
+                done += 20
+                count[where : where + 8] = done.to_bytes(8, "little")
 
 
 def answer(path: str, count: str, turns: str) -> None:
@@ -66,10 +73,11 @@ def answer(path: str, count: str, turns: str) -> None:
             turn[0] = 0
 
 
-def claim(path: str, seconds: str) -> None:
+def claim(path: str, seconds: str, cpu: str) -> None:
     """Claims and cancels flat out, once told to go."""
-    from benchmarks.members import joined_device
+    from benchmarks.members import joined_device, run_on
 
+    run_on(int(cpu))
     device = joined_device(path)
     say("ready")
     sys.stdin.readline()
@@ -90,7 +98,7 @@ def claim(path: str, seconds: str) -> None:
 
 
 def _beside_a_spinning_thread(
-    calls: dict[str, Callable[[], object]], count: int, at_most_s: float
+    calls: Mapping[str, Callable[[], object]], count: int, at_most_s: float
 ) -> None:
     stop = threading.Event()
 

@@ -62,8 +62,7 @@ def paired(benchmark: Any, rows: list[Row], size: Size) -> Callable[..., None]:
     """Measures a loop beside its controls: pytest-benchmark times the loop, and before each of its
     rounds the controls run.
 
-    base, calls: as Paired has them. disturbed: others at work are what is measured, so the median
-    counts, and not the round in which they happened to be away."""
+    base, calls: as Paired has them."""
 
     def run(
         group: str,
@@ -74,7 +73,6 @@ def paired(benchmark: Any, rows: list[Row], size: Size) -> Callable[..., None]:
         limit: float | None = None,
         base: Loop | None = None,
         calls: int = 1,
-        disturbed: bool = False,
         note: str = "",
     ) -> None:
         pair = Paired(call, device, base=base, calls=calls)
@@ -89,8 +87,6 @@ def paired(benchmark: Any, rows: list[Row], size: Size) -> Callable[..., None]:
         if benchmark.stats is None:  # --benchmark-disable
             return
         figures = pair.figures(list(benchmark.stats.stats.data), size.turns)
-        if disturbed:
-            figures = figures._replace(ns=figures.middle_ns, ratio=figures.middle)
         rows.append(row_with_ratio(group, name, figures, limit, note))
 
     return run

@@ -53,7 +53,6 @@ class Figures(NamedTuple):
     """The same, to an empty call."""
     middle: float
     """Median of the rounds' own ratios: how far the other can be trusted."""
-    middle_ns: float
 
 
 def row_with_ratio(
@@ -117,7 +116,7 @@ class Paired:
         ]
         scale = 1e9 / turns
         middle = statistics.median(rounds) if rounds else call / empty
-        return Figures(call * scale, call / empty, middle, statistics.median(own) * scale)
+        return Figures(call * scale, call / empty, middle)
 
 
 class Spread(NamedTuple):

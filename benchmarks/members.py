@@ -98,6 +98,26 @@ def children(*children: Child) -> Iterator[tuple[Child, ...]]:
             child.end()
 
 
+def run_on(nth: int) -> None:
+    """Binds this process to the nth of the CPUs that it may use, where the system can; with one CPU
+    nothing changes."""
+    if sys.platform == "linux":
+        allowed = sorted(os.sched_getaffinity(0))
+        if len(allowed) > nth and len(allowed) > 1:
+            os.sched_setaffinity(0, {allowed[nth]})
+
+
+@contextlib.contextmanager
+def bound_to_first_cpu() -> Iterator[None]:
+    before = os.sched_getaffinity(0) if sys.platform == "linux" else None
+    run_on(0)
+    try:
+        yield
+    finally:
+        if sys.platform == "linux" and before is not None:
+            os.sched_setaffinity(0, before)
+
+
 @contextlib.contextmanager
 def other_members(path: str, count: int) -> Iterator[None]:
     """`count` further members that have published once and are quiet now."""

@@ -63,7 +63,7 @@ def _watchdog(request: pytest.FixtureRequest) -> Iterator[None]:
     if has_alarm:
         previous = signal.signal(signal.SIGALRM, bark)
         signal.setitimer(signal.ITIMER_REAL, seconds)
-    faulthandler.dump_traceback_later(seconds + 30, exit=True, file=sys.__stderr__)
+    faulthandler.dump_traceback_later(seconds + 30, exit=True, file=sys.__stderr__ or 2)
     yield
     faulthandler.cancel_dump_traceback_later()
     if has_alarm:

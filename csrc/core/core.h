@@ -145,7 +145,10 @@ struct ml_ledger {
     ml_u64 lock;  /* M */
     ml_u64 asked; /* a figure was read since the last tick */
     ml_u64 closed;
-    ml_seat seat; /* changed under cold and M */
+    ml_seat seat;  /* changed under cold and M */
+    ml_ptr leader; /* slot that this member follows; NULL: none */
+    ml_u64 leader_generation;
+    ml_u64 free_seen, prompt_seen; /* what ml_free_epoch and ml_prompt_get returned last */
     /* Cold. */
     ml_u64 cold;
     ml_view *view;
@@ -288,6 +291,11 @@ bool ml_sample_newest(const ml_view *view, unsigned index, const ml_pool *entry,
 void ml_reading_carry(ml_view *view, unsigned index, unsigned writer, const uint64_t *dead);
 /* When readings are due; under cold. */
 void ml_reading_due(ml_ledger *ledger, ml_local_pool *pool, unsigned number, uint64_t now_ns, ml_tick *tick);
+
+/* ---- people.c ---- */
+
+/* Held bytes of named accounts into the segment. */
+void ml_people_refresh(ml_ledger *ledger);
 
 /* ---- sweep.c ---- */
 

@@ -18,6 +18,7 @@
 #define ML_KEY_WORDS (ML_KEY_BYTES / 8)
 #define ML_LABEL_WORDS (ML_LABEL_BYTES / 8)
 #define ML_SLOT_WORDS (ML_SLOTS_MAX / 64)
+#define ML_ATTENTION_ASK 1u /* somebody asks this member to release bytes */
 
 /* Written by the creator before the segment has a name, never again, except where another writer is named. */
 typedef struct ml_header {
@@ -35,7 +36,10 @@ typedef struct ml_header {
     ml_u64 creator_pid;
     ml_u64 overflow_count; /* any, fetch-add: joins that found the table full */
     ml_u64 sweep_count;    /* any, fetch-add: slots taken back */
-    ml_u64 spare[42];
+    ml_u64 free_all;       /* any, by CAS: free request to every member, see ml_slot.free_request */
+    ml_u64 free_ticket;    /* any, fetch-add: orders free requests of all groups */
+    ml_u64 ask_ticket;     /* any, fetch-add: orders members that are asking */
+    ml_u64 spare[39];
 } ml_header;
 _Static_assert(sizeof(ml_header) == 512, "header");
 
@@ -49,10 +53,15 @@ _Static_assert(sizeof(ml_header) == 512, "header");
 #define ML_SLOT_GENERATION(word) ((word) >> 8)
 
 typedef struct ml_slot {
-    ml_u64 state; /* under the slot's lock, by CAS */
-    ml_u64 wake;  /* any: low half is the futex word, raised by who wants the member's attention */
-    ml_u64 asked; /* owner: a figure was read since housekeeping last cleared it */
-    ml_u64 spare0[5];
+    ml_u64 state;     /* under the slot's lock, by CAS */
+    ml_u64 wake;      /* any: low half is the futex word, raised by who wants the member's attention */
+    ml_u64 asked;     /* owner: a figure was read since housekeeping last cleared it */
+    ml_u64 attention; /* any, fetch-or of ML_ATTENTION_*; owner clears bits */
+    /* Words of a leader, read by its group. */
+    ml_u64 interrupt;    /* any of the group, by CAS: job key << 24 | sequence << 12 | generation */
+    ml_u64 free_request; /* any of the group, by CAS: ticket << 16 | flags << 12 | generation */
+    ml_u64 prompt;       /* owner: sequence << 1 | active */
+    ml_u64 prompt_key;   /* owner: job key of the prompt that runs; 0: none */
     /* From here the owner writes while joining, before `state` says live; nobody changes it later. */
     ml_u64 token; /* random: with generation, the member's identity; pids repeat across namespaces */
     ml_u64 pid, parent_pid, pid_namespace, start_ticks;
@@ -60,11 +69,17 @@ typedef struct ml_slot {
     ml_u64 role;
     ml_u64 joined_ns;
     ml_u64 user_id;
-    ml_u64 spare1[6];
+    ml_u64 leader; /* owner, at any time: generation << 16 | slot + 1 of the leader it follows; 0: none */
+    ml_u64 asking; /* owner, at any time: ticket while it is inside an ask, else 0 */
+    ml_u64 group;  /* owner: hash of the group's name; 0: none */
+    ml_u64 spare1[3];
     ml_u64 label[ML_LABEL_WORDS];
     ml_u64 program[ML_LABEL_WORDS];
     ml_u64 version[4];
-    ml_u64 spare2[84];
+    ml_u64 counter[ML_COUNTERS];         /* owner, fetch-add: ML_COUNT_* */
+    ml_u64 account[ML_ACCOUNTS_MAX][2];  /* owner: names of its accounts */
+    ml_u64 prompt_id[2][ML_LABEL_WORDS]; /* owner: of the prompts with an even and an odd sequence */
+    ml_u64 spare2[44];
 } ml_slot;
 _Static_assert(sizeof(ml_slot) == 1024, "slot");
 
@@ -86,8 +101,9 @@ typedef struct ml_pool {
     /* Line 2 */
     ml_u64 openers[ML_SLOT_WORDS]; /* owner sets; cleared under the slot's lock */
     ml_u64 ticket;                 /* any, fetch-add: waiting tickets */
+    ml_u64 window_ticket;          /* any, fetch-add: windows */
     ml_u64 kind;                   /* table lock */
-    ml_u64 spare1[2];
+    ml_u64 spare1[1];
     ml_u64 key[ML_KEY_WORDS];                   /* table lock, before `state` says used */
     ml_u64 alias[ML_ALIASES_MAX][ML_KEY_WORDS]; /* table lock; first word last */
     ml_u64 spare2[44];
@@ -116,14 +132,18 @@ typedef struct ml_record {
     ml_u64 word;                   /* owner; anybody, by CAS that only clears pending; sweepers under the slot's lock */
     ml_u64 waiting;                /* owner; anybody, by CAS to 0 */
     ml_u64 headroom, limit, floor; /* owner, then pool.param_version; limit 0: none, else bytes + 1 */
-    ml_u64 opened;                 /* owner: generation in which the pool was opened */
-    ml_u64 spare0[1];
+    ml_u64 spare0[2];
     ml_u64 first_held;     /* owner: held of its first publish here; a joining member is no sign of a frozen source */
     ml_u64 first_sequence; /* owner: sequence of the newest reading at that publish */
-    ml_u64 spare1[6];      /* line of the ask words */
+    ml_u64 ask;            /* any, by CAS: see ask.c */
+    ml_u64 answer;         /* owner: sequence, asker and outcome of the last answer */
+    ml_u64 answer_bytes;   /* owner, before `answer` */
+    ml_u64 window;         /* owner; sweepers: ticket << 30 | milliseconds; 0: none is open */
+    ml_u64 spare1[2];
+    ml_u64 account_held[ML_ACCOUNTS_MAX]; /* owner's housekeeping: held of its accounts, for people */
     ml_copy copy[ML_RING_COPIES];
 } ml_record;
-_Static_assert(sizeof(ml_record) == 384, "record");
+_Static_assert(sizeof(ml_record) == 448, "record");
 
 /* One reading of a pool's source, in the ring of the member that took it. The writer stores tag 0, the fields, then
  * the tag, all under its handle's lock; readers copy and check the tag on both sides. */

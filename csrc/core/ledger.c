@@ -82,6 +82,7 @@ int ml_ledger_leave(ml_ledger *ledger) {
     ml_seat seat = ledger->seat;
     uint32_t *word = ml_wake_raise(ledger);
     ledger->seat = (ml_seat){.me = ML_NO_SLOT};
+    ml_ptr_store_release(&ledger->leader, NULL);
     for (unsigned n = 0; n < ledger->pool_count; n++) ml_ptr_store_release(&ledger->pool[n].change, &ledger->closed);
     ml_lock_release(&ledger->lock);
     for (unsigned n = 0; n < ledger->pool_count; n++) os_token_drop(&ledger->pool[n].refresher);
@@ -243,16 +244,6 @@ int ml_device_set_headroom(ml_device *device, uint64_t bytes) {
     int status = ml_enter_wait(device->ledger);
     if (status != ML_OK) return status;
     device->level[0]->headroom = bytes;
-    ml_pool_publish_params(device->level[0]);
-    ml_lock_release(&device->ledger->lock);
-    return ML_OK;
-}
-
-int ml_device_set_limit(ml_device *device, uint64_t bytes) {
-    if (bytes > ML_BYTES_MAX && bytes != UINT64_MAX) return ML_ERR_FIGURE;
-    int status = ml_enter_wait(device->ledger);
-    if (status != ML_OK) return status;
-    device->level[0]->limit = bytes;
     ml_pool_publish_params(device->level[0]);
     ml_lock_release(&device->ledger->lock);
     return ML_OK;

@@ -2,6 +2,7 @@
  * replaced, a slot that was lost, a fork, a degraded handle that tries again. What this process publishes is kept in
  * its own memory and carried over once, as growth without a check. */
 #include "core/core.h"
+#include "core/group.h"
 #include "core/publish.h"
 
 #include <string.h>
@@ -89,6 +90,7 @@ static void move_to(ml_ledger *ledger, ml_view *view, const ml_seat *seat) {
     uint32_t *word = ml_wake_raise(ledger);
     ledger->view = view;
     ledger->seat = *seat;
+    ml_group_forget(ledger);
     for (unsigned n = 0; n < ledger->pool_count; n++) {
         attach_placed(ledger, &ledger->pool[n], to.view[n], to.index[n], seat->me);
         ml_pool_republish(ledger, &ledger->pool[n]);
@@ -358,6 +360,7 @@ int ml_ledger_tick(ml_ledger *ledger, ml_tick *out) {
     ml_lock_release(&ledger->lock);
     retry_private_pools(ledger);
     pass_on_asked(ledger, now_ns);
+    ml_people_refresh(ledger);
     for (unsigned n = 0; n < ledger->pool_count; n++) ml_reading_due(ledger, &ledger->pool[n], n, now_ns, out);
     ledger->period_ns = out->next_ns;
     out->changed = ledger->rejoin_count != moves;

@@ -32,6 +32,17 @@ static void clear_record(ml_view *view, unsigned index, unsigned slot, uint64_t 
         ml_store_release(&record->waiting, 0);
         changed = true;
     }
+    /* No change counter for these: they are in no figure. A stale ask finds another generation, or its word gone. */
+    if (ml_load_relaxed(&record->ask) & 3) {
+        ML_KILL_POINT("clear.ask");
+        ml_store_release(&record->ask, ml_load_relaxed(&record->ask) & ~UINT64_C(3));
+    }
+    if (ml_load_relaxed(&record->window)) {
+        ML_KILL_POINT("clear.window");
+        ml_store_release(&record->window, 0);
+    }
+    for (unsigned a = 0; a < ML_ACCOUNTS_MAX; a++)
+        if (ml_load_relaxed(&record->account_held[a])) ml_store_release(&record->account_held[a], 0);
     if (ml_load_relaxed(&record->headroom) || ml_load_relaxed(&record->limit) || ml_load_relaxed(&record->floor)) {
         ML_KILL_POINT("clear.headroom");
         ml_store_release(&record->headroom, 0);
@@ -83,6 +94,12 @@ static void describe_self(const ml_ledger *ledger, ml_slot *slot) {
     ml_words_store(slot->label, ML_LABEL_WORDS, ledger->label);
     ml_words_store(slot->program, ML_LABEL_WORDS, ledger->program);
     ml_words_store(slot->version, 4, ledger->version);
+    ml_store_relaxed(&slot->group, ledger->options.group);
+    ml_u64 *const cleared[] = {&slot->attention,  &slot->interrupt, &slot->free_request, &slot->prompt,
+                               &slot->prompt_key, &slot->leader,    &slot->asking};
+    for (size_t i = 0; i < sizeof cleared / sizeof *cleared; i++) ml_store_relaxed(cleared[i], 0);
+    for (unsigned c = 0; c < ML_COUNTERS; c++) ml_store_relaxed(&slot->counter[c], 0);
+    for (unsigned a = 0; a < ML_ACCOUNTS_MAX; a++) ml_words_store(slot->account[a], 2, "");
 }
 
 static int take(const ml_ledger *ledger, ml_view *view, unsigned index, ml_seat *seat, os_error *error) {
@@ -151,6 +168,11 @@ void ml_slot_describe(const ml_view *view, unsigned index, ml_member *out) {
     out->token = ml_load_relaxed(&slot->token);
     out->parent_pid = ml_load_relaxed(&slot->parent_pid);
     out->joined_ns = ml_load_relaxed(&slot->joined_ns);
+    uint64_t leader = ml_load_relaxed(&slot->leader) & 0xffff;
+    out->leader = leader >= 1 && leader <= view->slot_count ? leader - 1 : ML_SLOTS_MAX;
+    out->group = ml_load_relaxed(&slot->group);
+    for (unsigned c = 0; c < ML_COUNTERS; c++) out->counter[c] = ml_load_relaxed(&slot->counter[c]);
+    for (unsigned a = 0; a < ML_ACCOUNTS_MAX; a++) ml_words_load(slot->account[a], 2, out->account[a]);
     ml_words_load(slot->label, ML_LABEL_WORDS, out->label);
     ml_words_load(slot->program, ML_LABEL_WORDS, out->program);
     ml_words_load(slot->version, 4, out->version);

@@ -38,6 +38,8 @@ static void read_rows(const ml_view *view, unsigned index, ml_snapshot *out) {
                         .pending = ML_WORD_PENDING(ml_load_acquire(&record->word)) << out->shift,
                         .headroom = ml_load_acquire(&record->headroom),
                         .limit = limit ? limit - 1 : UINT64_MAX};
+        for (unsigned a = 0; a < ML_ACCOUNTS_MAX; a++)
+            row->account_held[a] = ml_min_u64(ml_load_acquire(&record->account_held[a]), f.held);
     }
 }
 

@@ -54,6 +54,16 @@
 #define ML_MODE_UNREGISTERED 1 /* reads the shared ledger, has no slot in it: the table is full */
 #define ML_MODE_PRIVATE 2      /* no shared ledger could be used; alone, same calls */
 
+/* Events that a member counts, for people. */
+#define ML_COUNT_OOM 0      /* ml_device_note_oom */
+#define ML_COUNT_REFUSED 1  /* claims refused */
+#define ML_COUNT_ASKED 2    /* asks sent */
+#define ML_COUNT_ANSWERED 3 /* asks answered with bytes */
+#define ML_COUNT_DECLINED 4 /* asks answered with none */
+#define ML_COUNT_IGNORED 5  /* interrupts for a job that does not run */
+#define ML_COUNTERS 8
+#define ML_ACCOUNTS_MAX 8
+
 #define ML_KIND_DEVICE 0
 #define ML_KIND_RAM 1
 #define ML_KIND_CGROUP 2
@@ -96,6 +106,7 @@ typedef struct ml_join_options {
     const char *program; /* likewise */
     const char *version; /* of the binding; likewise, cut at 31 */
     int role;            /* ML_ROLE_* */
+    uint64_t group;      /* ml_job_key of the group's name; 0: none */
     unsigned slots;      /* when this call creates the segment: its capacity; 0: ML_SLOTS_MAX */
 } ml_join_options;
 
@@ -282,6 +293,112 @@ int ml_sweep_begin(ml_ledger *ledger, ml_sweep *out);
  * *freed_bytes: held and claims given back. Always ends the sweep. */
 int ml_sweep_commit(ml_ledger *ledger, ml_sweep *sweep, uint64_t *freed_bytes);
 
+/* ---- groups: interrupt, prompt, free ---- */
+
+/* A member follows one leader (usually the host); a leader follows itself. ML_SLOTS_MAX: nobody. What the group shares
+ * stands in the leader's slot, and counts as clear once the leader is gone. */
+int ml_group_follow(ml_ledger *ledger, unsigned slot, uint64_t generation);
+/* Slot and generation of the leader; ML_SLOTS_MAX when there is none, or none any more. */
+unsigned ml_group_leader(const ml_ledger *ledger, uint64_t *generation);
+/* Not 0, at most 40 bits: the same for the same id in every process and version. */
+uint64_t ml_job_key(const char *id);
+
+/* ML_OK: the job is interrupted until the leader's next prompt begins or ends. ML_REFUSED: another job runs; counted,
+ * and nothing else. ML_NOT_READY: no group. */
+int ml_group_interrupt(ml_ledger *ledger, uint64_t job_key);
+/* Is this job, or with 0 the group's current one, interrupted? Not consumed by reading. HOT */
+bool ml_group_interrupted(const ml_ledger *ledger, uint64_t job_key);
+
+typedef struct ml_prompt {
+    uint64_t sequence; /* of prompts of this leader; 0: there was none */
+    bool active;
+    char id[ML_LABEL_BYTES];
+} ml_prompt;
+/* Leaders only; ML_REFUSED otherwise. An id of up to ML_LABEL_BYTES - 1 bytes; a binding shortens longer ones. */
+int ml_prompt_begin(ml_ledger *ledger, const char *id);
+int ml_prompt_end(ml_ledger *ledger);
+int ml_prompt_get(ml_ledger *ledger, ml_prompt *out);
+
+#define ML_FREE_UNLOAD 1
+#define ML_FREE_CACHE 2
+/* Ask the group (or with `all` every member) to free; seen by ml_free_epoch. */
+int ml_free_request(ml_ledger *ledger, unsigned flags, bool all);
+/* Grows with each request that concerns this member; *flags: of the newest, and of any that came since the last call.
+ */
+uint64_t ml_free_epoch(ml_ledger *ledger, unsigned *flags);
+
+#define ML_PENDING_ASK 1
+#define ML_PENDING_INTERRUPT 2
+#define ML_PENDING_FREE 4
+#define ML_PENDING_PROMPT 8
+/* Does anything want this member's attention? FREE and PROMPT: since ml_free_epoch and ml_prompt_get last looked. HOT
+ */
+unsigned ml_pending(const ml_ledger *ledger);
+
+/* ---- asks ---- */
+
+typedef struct ml_ask {
+    unsigned pool, victim;
+    uint64_t word;
+    uint64_t victim_generation;
+    void *view;
+} ml_ask;
+
+#define ML_ANSWER_DONE 1
+#define ML_ANSWER_PARTIAL 2
+#define ML_ANSWER_REFUSED 3
+#define ML_ANSWER_BUSY 4
+
+/* Say that this member is inside an ask (from here asks of its own; 0 ends it). Returns the ticket. */
+uint64_t ml_asking_begin(ml_ledger *ledger);
+void ml_asking_end(ml_ledger *ledger);
+/* Ask one member to release bytes of a pool. ML_BUSY: somebody else is asking it there; ML_EXPIRED: it is gone. */
+int ml_ask_send(ml_ledger *ledger, unsigned pool, unsigned victim, uint64_t bytes, ml_ask *ask);
+/* ML_NOT_READY: no answer yet. ML_OK: *outcome ML_ANSWER_*, *bytes. ML_EXPIRED: gone. */
+int ml_ask_poll(ml_ledger *ledger, const ml_ask *ask, int *outcome, uint64_t *bytes);
+/* Take an unanswered ask back. ML_OK, or ML_BUSY when an answer or a death was faster: poll again. */
+int ml_ask_withdraw(ml_ledger *ledger, const ml_ask *ask);
+
+typedef struct ml_request {
+    unsigned pool, asker;
+    uint64_t bytes, word;
+    void *view;
+} ml_request;
+/* The next ask for this member: accepted, so it has to be answered. ML_NOT_READY: none. */
+int ml_request_next(ml_ledger *ledger, ml_request *out);
+/* ML_EXPIRED: it was taken back meanwhile; nobody is credited. */
+int ml_request_answer(ml_ledger *ledger, const ml_request *request, int outcome, uint64_t bytes);
+
+/* What an asker wants to know of each possible victim. */
+typedef struct ml_victim {
+    unsigned slot;
+    uint64_t generation, held, releasable;
+    uint64_t asking; /* its ticket, 0: not inside an ask */
+    bool window;     /* has one open in this pool */
+    bool prompt;     /* its group has a prompt running */
+} ml_victim;
+/* At most `capacity` members with releasable bytes, this one left out; the count. */
+unsigned ml_ask_victims(ml_ledger *ledger, unsigned pool, ml_victim *out, unsigned capacity);
+
+/* ---- windows ---- */
+
+/* Open a window in which siblings should leave this member alone, for at most `max_ns`. Opens, then looks: an earlier
+ * one is waited for, by this process's own clock. *waited_ns. ML_BUSY after all when others kept opening. */
+int ml_window_open(ml_device *device, uint64_t max_ns, uint64_t *waited_ns);
+void ml_window_close(ml_device *device);
+/* Hold back while a sibling has one open: until it closes, its time is up, or the timeout. ML_OK: clear. ML_BUSY. */
+int ml_window_wait_clear(ml_device *device, uint64_t timeout_ns);
+
+/* ---- for people, and pins ---- */
+
+int ml_ledger_count(ml_ledger *ledger, unsigned counter, uint64_t n);
+/* Bytes of page-locked memory that leave the floor that some member wants free: the smallest over the chain of free
+ * less the highest floor. ML_NOT_READY: unknown. */
+int ml_device_pin_room(ml_device *device, uint64_t *bytes);
+int ml_device_set_floor(ml_device *device, uint64_t bytes);
+/* ml_device_set_limit for one level of the chain. */
+int ml_device_set_level_limit(ml_device *device, unsigned level, uint64_t bytes);
+
 /* ---- looking ---- */
 
 #define ML_MEMBER_JOINING 1
@@ -296,6 +413,10 @@ typedef struct ml_member {
     uint64_t generation, pid, pid_namespace, start_ticks, token;
     uint64_t parent_pid;
     uint64_t joined_ns; /* os_boottime_ns of the member when it joined */
+    uint64_t leader;    /* slot of the leader that it follows, ML_SLOTS_MAX: none */
+    uint64_t group;     /* hash of its group's name, 0: none */
+    uint64_t counter[ML_COUNTERS];
+    char account[ML_ACCOUNTS_MAX][16];
     char label[ML_LABEL_BYTES], program[ML_LABEL_BYTES], version[32];
 } ml_member;
 
@@ -304,6 +425,7 @@ typedef struct ml_row {
     uint64_t generation;
     uint64_t held, releasable, pinned, claims, pending;
     uint64_t headroom, limit; /* limit UINT64_MAX: none */
+    uint64_t account_held[ML_ACCOUNTS_MAX];
 } ml_row;
 
 typedef struct ml_snapshot {

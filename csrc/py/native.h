@@ -13,6 +13,7 @@
 #include "include/memledger.h"
 
 typedef struct module_state {
+    PyTypeObject *job_type;
     PyTypeObject *ledger_type, *device_type, *account_type, *claim_type, *figures_type;
     PyObject *amount_names[3]; /* interned "held", "releasable", "pinned" */
 } module_state;
@@ -49,6 +50,12 @@ typedef struct ClaimObject {
     PyObject_HEAD AccountObject *owner;
     ml_claim claim;
 } ClaimObject;
+
+/* A job of the group, by the key of its id. */
+typedef struct JobObject {
+    PyObject_HEAD LedgerObject *ledger;
+    uint64_t key;
+} JobObject;
 
 /* ---- native_cold.c ---- */
 
@@ -101,6 +108,33 @@ PyObject *native_raise_named(const char *name, PyObject *argument);
 bool native_note_fork(LedgerObject *ledger);
 bool native_add_types(PyObject *module);
 extern PyMethodDef native_module_methods[];
+/* native_group.c */
+extern const char *const native_outcome_names[5];
+PyObject *native_ledger_follow(PyObject *self, PyObject *args);
+PyObject *native_ledger_leader(PyObject *self, PyObject *unused);
+PyObject *native_ledger_prompt_begin(PyObject *self, PyObject *id);
+PyObject *native_ledger_prompt_end(PyObject *self, PyObject *unused);
+PyObject *native_ledger_prompt(PyObject *self, PyObject *unused);
+PyObject *native_ledger_request_free(PyObject *self, PyObject *args);
+PyObject *native_ledger_free_epoch(PyObject *self, PyObject *unused);
+PyObject *native_ledger_count(PyObject *self, PyObject *args);
+PyObject *native_ledger_asking(PyObject *self, PyObject *begin);
+PyObject *native_ledger_ask_send(PyObject *self, PyObject *args);
+PyObject *native_ledger_ask_poll(PyObject *self, PyObject *ask);
+PyObject *native_ledger_ask_withdraw(PyObject *self, PyObject *ask);
+PyObject *native_ledger_request_next(PyObject *self, PyObject *unused);
+PyObject *native_ledger_request_answer(PyObject *self, PyObject *args);
+PyObject *native_ledger_victims(PyObject *self, PyObject *pool);
+PyObject *native_device_window_open(PyObject *self, PyObject *seconds);
+PyObject *native_device_window_close(PyObject *self, PyObject *unused);
+PyObject *native_device_wait_clear(PyObject *self, PyObject *seconds);
+PyObject *native_device_pin_room(PyObject *self, PyObject *unused);
+PyObject *native_device_set_floor(PyObject *self, PyObject *value);
+PyObject *native_device_set_level_limit(PyObject *self, PyObject *args);
+PyObject *native_job_interrupt(PyObject *self, PyObject *unused);
+PyObject *native_module_job_key(PyObject *module, PyObject *id);
+/* Seconds >= 0 as nanoseconds. False: an exception is set. */
+bool native_seconds(PyObject *object, const char *name, uint64_t *out);
 
 /* ---- native_hot.c ---- */
 
@@ -118,6 +152,9 @@ PyObject *native_account_add(PyObject *self, PyObject *const *args, Py_ssize_t c
 PyObject *native_account_try_claim(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *native_claim_publish(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *native_claim_settle(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names);
+PyObject *native_ledger_pending(PyObject *self, PyObject *unused);
+PyObject *native_ledger_interrupted(PyObject *self, PyObject *unused);
+PyObject *native_job_interrupted(PyObject *self, PyObject *unused);
 PyObject *native_claim_exit(PyObject *self, PyObject *const *args, Py_ssize_t count);
 
 static inline bool native_bytes(PyObject *object, const char *name, uint64_t *out) {

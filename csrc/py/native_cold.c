@@ -128,7 +128,7 @@ bool native_difference_slow(PyObject *object, const char *name, int64_t *out) {
     return true;
 }
 
-static bool seconds_to_ns(PyObject *object, const char *name, uint64_t *out) {
+bool native_seconds(PyObject *object, const char *name, uint64_t *out) {
     double seconds = PyFloat_AsDouble(object);
     if (seconds == -1.0 && PyErr_Occurred()) return false;
     if (!(seconds >= 0)) {
@@ -199,16 +199,23 @@ static PyObject *reading_dict(const ml_reading *r) {
         "unaccounted", bytes_or_none(known ? r->unaccounted : UINT64_MAX), "sequence", (unsigned long long)r->sequence);
 }
 
+static PyObject *account_bytes_tuple(const ml_row *r) {
+    PyObject *tuple = PyTuple_New(ML_ACCOUNTS_MAX);
+    for (Py_ssize_t a = 0; tuple && a < ML_ACCOUNTS_MAX; a++)
+        PyTuple_SetItem(tuple, a, PyLong_FromUnsignedLongLong(r->account_held[a]));
+    return tuple;
+}
+
 static PyObject *snapshot_dict(module_state *state, const ml_snapshot *s) {
     PyObject *rows = PyList_New(0), *aliases = PyList_New(0);
     for (unsigned i = 0; rows && i < s->row_count; i++) {
         const ml_row *r = &s->rows[i];
-        PyObject *row =
-            Py_BuildValue("{s:I,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:N}", "slot", r->slot, "generation",
-                          (unsigned long long)r->generation, "held", (unsigned long long)r->held, "releasable",
-                          (unsigned long long)r->releasable, "pinned", (unsigned long long)r->pinned, "claimed",
-                          (unsigned long long)r->claims, "pending", (unsigned long long)r->pending, "headroom",
-                          (unsigned long long)r->headroom, "limit", bytes_or_none(r->limit));
+        PyObject *row = Py_BuildValue(
+            "{s:I,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:N,s:N}", "slot", r->slot, "generation",
+            (unsigned long long)r->generation, "held", (unsigned long long)r->held, "releasable",
+            (unsigned long long)r->releasable, "pinned", (unsigned long long)r->pinned, "claimed",
+            (unsigned long long)r->claims, "pending", (unsigned long long)r->pending, "headroom",
+            (unsigned long long)r->headroom, "limit", bytes_or_none(r->limit), "account_held", account_bytes_tuple(r));
         if (!row || PyList_Append(rows, row) != 0) {
             Py_XDECREF(row);
             Py_CLEAR(rows);
@@ -234,6 +241,19 @@ static PyObject *snapshot_dict(module_state *state, const ml_snapshot *s) {
         "reading", reading_dict(&s->reading), "rows", rows);
 }
 
+static PyObject *counters_tuple(const ml_member *m) {
+    PyObject *tuple = PyTuple_New(ML_COUNTERS);
+    for (Py_ssize_t c = 0; tuple && c < ML_COUNTERS; c++)
+        PyTuple_SetItem(tuple, c, PyLong_FromUnsignedLongLong(m->counter[c]));
+    return tuple;
+}
+
+static PyObject *names_tuple(const ml_member *m) {
+    PyObject *tuple = PyTuple_New(ML_ACCOUNTS_MAX);
+    for (Py_ssize_t a = 0; tuple && a < ML_ACCOUNTS_MAX; a++) PyTuple_SetItem(tuple, a, foreign_text(m->account[a]));
+    return tuple;
+}
+
 static PyObject *members_list(const ml_member *members, unsigned count) {
     static const char *const states[] = {"free", "joining", "live", "dead", "unverified"};
     static const char *const roles[] = {"other", "host", "worker"};
@@ -241,12 +261,14 @@ static PyObject *members_list(const ml_member *members, unsigned count) {
     for (unsigned i = 0; list && i < count; i++) {
         const ml_member *m = &members[i];
         PyObject *member = Py_BuildValue(
-            "{s:I,s:s,s:s,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:N,s:N,s:N}", "slot", m->slot, "state", states[m->state], "role",
-            roles[m->role], "generation", (unsigned long long)m->generation, "pid", (unsigned long long)m->pid,
-            "parent_pid", (unsigned long long)m->parent_pid, "pid_namespace", (unsigned long long)m->pid_namespace,
-            "start_ticks", (unsigned long long)m->start_ticks, "token", (unsigned long long)m->token, "joined_ns",
-            (unsigned long long)m->joined_ns, "label", foreign_text(m->label), "program", foreign_text(m->program),
-            "version", foreign_text(m->version));
+            "{s:I,s:s,s:s,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:N,s:N,s:N,s:N,s:K,s:N,s:N}", "slot", m->slot, "state",
+            states[m->state], "role", roles[m->role], "generation", (unsigned long long)m->generation, "pid",
+            (unsigned long long)m->pid, "parent_pid", (unsigned long long)m->parent_pid, "pid_namespace",
+            (unsigned long long)m->pid_namespace, "start_ticks", (unsigned long long)m->start_ticks, "token",
+            (unsigned long long)m->token, "joined_ns", (unsigned long long)m->joined_ns, "label",
+            foreign_text(m->label), "program", foreign_text(m->program), "version", foreign_text(m->version), "leader",
+            m->leader < ML_SLOTS_MAX ? PyLong_FromUnsignedLongLong(m->leader) : Py_NewRef(Py_None), "group",
+            (unsigned long long)m->group, "counters", counters_tuple(m), "accounts", names_tuple(m));
         if (!member || PyList_Append(list, member) != 0) Py_CLEAR(list);
         Py_XDECREF(member);
     }
@@ -298,7 +320,7 @@ PyObject *native_ledger_leave(PyObject *self, PyObject *unused) {
 
 PyObject *native_ledger_wait(PyObject *self, PyObject *timeout) {
     uint64_t ns;
-    if (!seconds_to_ns(timeout, "timeout", &ns)) return NULL;
+    if (!native_seconds(timeout, "timeout", &ns)) return NULL;
     Py_BEGIN_ALLOW_THREADS;
     ml_ledger_wait(((LedgerObject *)self)->core, ns);
     Py_END_ALLOW_THREADS;
@@ -552,10 +574,15 @@ PyObject *native_account_claim_run(PyObject *self_object, PyObject *args) {
     if (!PyArg_ParseTuple(args, "OOOO", &bytes_object, &replacing_object, &ttl, &timeout)) return NULL;
     if (!native_bytes(bytes_object, "nbytes", &request.bytes) ||
         !native_bytes(replacing_object, "replacing", &request.replacing) ||
-        !seconds_to_ns(timeout, "timeout", &request.timeout_ns))
+        !native_seconds(timeout, "timeout", &request.timeout_ns))
         return NULL;
-    if (ttl != Py_None && !seconds_to_ns(ttl, "ttl", &request.ttl_ns)) return NULL;
+    if (ttl != Py_None && !native_seconds(ttl, "ttl", &request.ttl_ns)) return NULL;
     if (ttl != Py_None && request.ttl_ns == 0) request.ttl_ns = 1; /* 0 s is over at once, not never */
+    ml_amounts own;
+    ml_account_get(self->account, &own);
+    if (request.replacing > own.held)
+        return raise_figure(PyUnicode_FromFormat("replacing: expected at most the own held %llu, got %llu",
+                                                 (unsigned long long)own.held, (unsigned long long)request.replacing));
     ClaimObject *claim = native_claim_new(self);
     if (!claim) return NULL;
     uint64_t free_bytes = 0;
@@ -626,7 +653,7 @@ PyObject *native_claim_resize(PyObject *self_object, PyObject *args, PyObject *k
     int status;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O", names, &bytes_object, &timeout)) return NULL;
     if (!native_bytes(bytes_object, "nbytes", &bytes)) return NULL;
-    if (timeout && !seconds_to_ns(timeout, "timeout", &timeout_ns)) return NULL;
+    if (timeout && !native_seconds(timeout, "timeout", &timeout_ns)) return NULL;
     status = ml_claim_resize(&self->claim, bytes);
     if (status == ML_REFUSED || status == ML_WAITING || status == ML_BUSY || status >= ML_SLOW_LOCK) {
         Py_BEGIN_ALLOW_THREADS;
@@ -642,7 +669,7 @@ PyObject *native_claim_renew(PyObject *self_object, PyObject *ttl) {
     ClaimObject *self = (ClaimObject *)self_object;
     uint64_t ns = 0;
     int status;
-    if (ttl != Py_None && !seconds_to_ns(ttl, "ttl", &ns)) return NULL;
+    if (ttl != Py_None && !native_seconds(ttl, "ttl", &ns)) return NULL;
     if (ttl != Py_None && ns == 0) ns = 1;
     for (;;) {
         status = ml_claim_renew(&self->claim, ns);

@@ -301,3 +301,26 @@ PyObject *native_claim_exit(PyObject *self, PyObject *const *args, Py_ssize_t co
     (void)count;
     return native_claim_cancel(self, NULL);
 }
+
+/* ---- groups ---- */
+
+PyObject *native_ledger_pending(PyObject *self_object, PyObject *unused) {
+    LedgerObject *self = (LedgerObject *)self_object;
+    (void)unused;
+    if (ml_is_forked(self->core) && !native_recover(self, ML_SLOW_FORK)) return NULL;
+    return PyLong_FromLong((long)ml_pending(self->core));
+}
+
+PyObject *native_ledger_interrupted(PyObject *self_object, PyObject *unused) {
+    LedgerObject *self = (LedgerObject *)self_object;
+    (void)unused;
+    if (ml_is_forked(self->core) && !native_recover(self, ML_SLOW_FORK)) return NULL;
+    return PyBool_FromLong(ml_group_interrupted(self->core, 0));
+}
+
+PyObject *native_job_interrupted(PyObject *self_object, PyObject *unused) {
+    JobObject *self = (JobObject *)self_object;
+    (void)unused;
+    if (ml_is_forked(self->ledger->core) && !native_recover(self->ledger, ML_SLOW_FORK)) return NULL;
+    return PyBool_FromLong(ml_group_interrupted(self->ledger->core, self->key));
+}

@@ -31,13 +31,15 @@ static module_state *state_of(PyTypeObject *type) {
 
 /* Ledger(path, label, role, program, version, slots) */
 static PyObject *ledger_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"path", "label", "role", "program", "version", "slots", NULL};
+    static char *names[] = {"path", "label", "role", "program", "version", "slots", "group", NULL};
     PyObject *path = NULL;
     ml_join_options options = {0};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O&zizzI", names, native_optional_path, &path, &options.label,
-                                     &options.role, &options.program, &options.version, &options.slots))
+    unsigned long long group = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O&zizzIK", names, native_optional_path, &path, &options.label,
+                                     &options.role, &options.program, &options.version, &options.slots, &group))
         return NULL;
     if (path) options.path = PyBytes_AsString(path);
+    options.group = group;
     LedgerObject *self = (LedgerObject *)object_new(type);
     int status = ML_ERR_MEMORY;
     if (self) {
@@ -221,23 +223,43 @@ static PyGetSetDef claim_getset[] = {
     {"ended", claim_get_ended, NULL, "True once settled, cancelled or expired", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
-static PyMethodDef ledger_methods[] = {{"_info", native_ledger_info, METH_NOARGS, NULL},
-                                       {"_leave", native_ledger_leave, METH_NOARGS, NULL},
-                                       {"_wait", native_ledger_wait, METH_O, NULL},
-                                       {"_wake", native_ledger_wake, METH_NOARGS, NULL},
-                                       {"_tick", native_ledger_tick, METH_NOARGS, NULL},
-                                       {"_set_reader", native_ledger_set_reader, METH_VARARGS, NULL},
-                                       {"_set_foreign_layout", native_ledger_set_foreign_layout, METH_O, NULL},
-                                       {"_reading", native_ledger_reading, METH_O, NULL},
-                                       {"_reading_begin", native_ledger_reading_begin, METH_VARARGS, NULL},
-                                       {"_reading_end", native_ledger_reading_end, METH_VARARGS, NULL},
-                                       {"_reading_local", native_ledger_reading_local, METH_VARARGS, NULL},
-                                       {"_sweep_begin", native_ledger_sweep_begin, METH_NOARGS, NULL},
-                                       {"_sweep_commit", native_ledger_sweep_commit, METH_O, NULL},
-                                       {"_snapshot", native_ledger_snapshot, METH_O, NULL},
-                                       {"_members", native_ledger_members, METH_NOARGS, NULL},
-                                       {"_check", native_ledger_check, METH_NOARGS, NULL},
-                                       {NULL, NULL, 0, NULL}};
+static PyMethodDef ledger_methods[] = {
+    {"_info", native_ledger_info, METH_NOARGS, NULL},
+    {"_leave", native_ledger_leave, METH_NOARGS, NULL},
+    {"_wait", native_ledger_wait, METH_O, NULL},
+    {"_wake", native_ledger_wake, METH_NOARGS, NULL},
+    {"_tick", native_ledger_tick, METH_NOARGS, NULL},
+    {"_set_reader", native_ledger_set_reader, METH_VARARGS, NULL},
+    {"_set_foreign_layout", native_ledger_set_foreign_layout, METH_O, NULL},
+    {"_reading", native_ledger_reading, METH_O, NULL},
+    {"_reading_begin", native_ledger_reading_begin, METH_VARARGS, NULL},
+    {"_reading_end", native_ledger_reading_end, METH_VARARGS, NULL},
+    {"_reading_local", native_ledger_reading_local, METH_VARARGS, NULL},
+    {"_sweep_begin", native_ledger_sweep_begin, METH_NOARGS, NULL},
+    {"_sweep_commit", native_ledger_sweep_commit, METH_O, NULL},
+    {"_snapshot", native_ledger_snapshot, METH_O, NULL},
+    {"_members", native_ledger_members, METH_NOARGS, NULL},
+    {"_check", native_ledger_check, METH_NOARGS, NULL},
+    {"_follow", native_ledger_follow, METH_VARARGS, NULL},
+    {"_leader", native_ledger_leader, METH_NOARGS, NULL},
+    {"_prompt_begin", native_ledger_prompt_begin, METH_O, NULL},
+    {"_prompt_end", native_ledger_prompt_end, METH_NOARGS, NULL},
+    {"_prompt", native_ledger_prompt, METH_NOARGS, NULL},
+    {"_request_free", native_ledger_request_free, METH_VARARGS, NULL},
+    {"_free_epoch", native_ledger_free_epoch, METH_NOARGS, NULL},
+    {"_count", native_ledger_count, METH_VARARGS, NULL},
+    {"_asking", native_ledger_asking, METH_O, NULL},
+    {"_ask_send", native_ledger_ask_send, METH_VARARGS, NULL},
+    {"_ask_poll", native_ledger_ask_poll, METH_O, NULL},
+    {"_ask_withdraw", native_ledger_ask_withdraw, METH_O, NULL},
+    {"_request_next", native_ledger_request_next, METH_NOARGS, NULL},
+    {"_request_answer", native_ledger_request_answer, METH_VARARGS, NULL},
+    {"_victims", native_ledger_victims, METH_O, NULL},
+    {"pending", native_ledger_pending, METH_NOARGS,
+     "pending() -> int\n\nFlags: ASK 1, INTERRUPT 2, FREE 4, PROMPT 8. 0: nothing wants attention."},
+    {"interrupted", native_ledger_interrupted, METH_NOARGS,
+     "interrupted() -> bool\n\nIs my group's current job interrupted? Not consumed by reading."},
+    {NULL, NULL, 0, NULL}};
 
 static PyMethodDef account_methods[] = {
     {"publish", FAST(native_account_publish), KEYWORDS,
@@ -263,6 +285,12 @@ static PyMethodDef device_methods[] = {
     {"_set_headroom", native_device_set_headroom, METH_O, NULL},
     {"_set_limit", native_device_set_limit, METH_O, NULL},
     {"_pools", native_device_pools, METH_NOARGS, NULL},
+    {"_window_open", native_device_window_open, METH_O, NULL},
+    {"_window_close", native_device_window_close, METH_NOARGS, NULL},
+    {"_wait_clear", native_device_wait_clear, METH_O, NULL},
+    {"_pin_room", native_device_pin_room, METH_NOARGS, NULL},
+    {"_set_floor", native_device_set_floor, METH_O, NULL},
+    {"_set_level_limit", native_device_set_level_limit, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL}};
 
 static PyMethodDef claim_methods[] = {
@@ -303,6 +331,39 @@ static PyType_Slot claim_slots[] = {{Py_tp_dealloc, (void *)claim_dealloc},
                                     {Py_tp_getset, claim_getset},
                                     {Py_tp_doc, "Bytes promised before they are allocated."},
                                     {0, NULL}};
+
+/* Job(ledger, id) */
+static PyObject *job_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    PyObject *ledger;
+    const char *id;
+    module_state *state = state_of(type);
+    (void)kwargs;
+    if (!state || !PyArg_ParseTuple(args, "O!s", state->ledger_type, &ledger, &id)) return NULL;
+    JobObject *self = (JobObject *)object_new(type);
+    if (!self) return NULL;
+    Py_INCREF(ledger);
+    self->ledger = (LedgerObject *)ledger;
+    self->key = ml_job_key(id);
+    return (PyObject *)self;
+}
+
+static void job_dealloc(PyObject *self) {
+    Py_XDECREF(((JobObject *)self)->ledger);
+    object_free(self);
+}
+
+static PyMethodDef job_methods[] = {
+    {"interrupted", native_job_interrupted, METH_NOARGS,
+     "interrupted() -> bool\n\nHas this job been interrupted? Not consumed by reading."},
+    {"interrupt", native_job_interrupt, METH_NOARGS,
+     "interrupt() -> bool\n\nInterrupts the job. False: another job runs (counted), or there is no group."},
+    {NULL, NULL, 0, NULL}};
+
+static PyType_Slot job_slots[] = {{Py_tp_new, (void *)job_new},
+                                  {Py_tp_dealloc, (void *)job_dealloc},
+                                  {Py_tp_methods, job_methods},
+                                  {Py_tp_doc, "A job of the group; Ledger.job(id) makes it."},
+                                  {0, NULL}};
 
 static PyStructSequence_Field figures_fields[] = {
     {"free", "bytes that this process may take now; None when unknown"},
@@ -351,7 +412,9 @@ bool native_add_types(PyObject *module) {
     s->account_type = s->ledger_type ? add_type(module, "Account", &account, NULL) : NULL;
     s->device_type = s->account_type ? add_type(module, "Device", &device, (PyObject *)s->account_type) : NULL;
     s->claim_type = s->device_type ? add_type(module, "Claim", &claim, NULL) : NULL;
-    s->figures_type = s->claim_type ? PyStructSequence_NewType(&figures_desc) : NULL;
+    PyType_Spec job = {"memledger._native.Job", sizeof(JobObject), 0, flags, job_slots};
+    s->job_type = s->claim_type ? add_type(module, "Job", &job, NULL) : NULL;
+    s->figures_type = s->job_type ? PyStructSequence_NewType(&figures_desc) : NULL;
     return s->figures_type && PyModule_AddObject(module, "Figures", Py_NewRef((PyObject *)s->figures_type)) == 0;
 }
 
@@ -360,6 +423,7 @@ PyMethodDef native_module_methods[] = {
      "read_image(path=None) -> (info, parts | None)\n\nLooks at a segment by reading its file; joins nothing."},
     {"has_live_members", native_module_has_live_members, METH_VARARGS,
      "has_live_members(path) -> bool | None\n\nDoes any process own a slot there? None: cannot tell."},
+    {"job_key", native_module_job_key, METH_O, "job_key(id) -> int\n\nThe same in every process and version."},
     {"default_path", native_module_default_path, METH_NOARGS, "default_path() -> str | None"},
     {"unlink_segment", native_module_unlink, METH_VARARGS, "unlink_segment(path) -> (status, errno, call)"},
     {NULL, NULL, 0, NULL}};

@@ -7,17 +7,21 @@ and gives the GIL up where it does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from memledger import _native
-from memledger.errors import ClaimRefused, InvalidFigure, LedgerError
+from memledger.errors import ClaimRefused, LedgerError, UnknownDevice
+from memledger.pins import PinClaim, Pins
 from memledger.views import Snapshot, reading_from, snapshot_from
 
 if TYPE_CHECKING:
+    from memledger.asks import AskResult
     from memledger.ledger import Ledger
     from memledger.model import DeviceSpec, Reading
 
+_COUNT_OOM, _COUNT_REFUSED = 0, 1
 _OK, _REFUSED, _WAITING, _BUSY, _EXPIRED = 0, 1, 2, 3, 6
 _REASONS = {
     _REFUSED: "",
@@ -57,6 +61,8 @@ class _Claiming:
         Use it as a context manager: leaving it un-settled cancels it. Raises ClaimRefused.
         Before a refusal the dead are swept. Costs about a publish when it fits.
         """
+        if not timeout >= 0:
+            raise ValueError(f"timeout: expected seconds >= 0, got {timeout!r}")
         status, claim, free = self._claim_try(nbytes, replacing, ttl)
         if claim is None and timeout > 0:
             status, claim, free = self._claim_run(nbytes, replacing, ttl, timeout)
@@ -89,10 +95,6 @@ class _Claiming:
     ) -> tuple[int, _native.Claim | None, int | None]:
         """Without waiting, but with readings that are due, and a sweep before a refusal."""
         device = self._owner()
-        if replacing > self.amounts[0]:
-            raise InvalidFigure(
-                f"replacing: expected at most the own held {self.amounts[0]}, got {replacing}"
-            )
         device._ledger._read_if_due(device)
         result = self._claim_run(nbytes, replacing, ttl, 0.0)
         if result[0] in (_REFUSED, _WAITING) and device._ledger._sweep():
@@ -101,6 +103,7 @@ class _Claiming:
 
     def _refuse(self, wanted: int, status: int, free: int | None = None) -> NoReturn:
         device = self._owner()
+        device._ledger._count(_COUNT_REFUSED)
         if free is None:
             free = device.free()
         raise ClaimRefused(
@@ -182,6 +185,7 @@ class Device(_Claiming, _native.Device):
         self._ledger = ledger
         self._spec = spec
         self._accounts = {}
+        self._pin_pools = None
         return self
 
     _accounts: dict[str, Account]
@@ -217,6 +221,75 @@ class Device(_Claiming, _native.Device):
         for pool in self._pools():
             self._ledger._read_if_older(pool, max_age_s)
         return self.reading
+
+    def ask(self, nbytes: int, timeout: float = 0.15) -> AskResult:
+        """Ask siblings to release `nbytes` (bytes) of this device: those with most to give first,
+        those that are asking themselves, in a window or busy with a prompt last. Ends by `timeout`
+        seconds. While it waits it answers asks of others from quick holders, or as busy."""
+        if not timeout >= 0:
+            raise ValueError(f"timeout: expected seconds >= 0, got {timeout!r}")
+        return self._ledger._asks.ask(self, nbytes, timeout)
+
+    def note_oom(self, wanted: int = 0) -> None:
+        """Count an out-of-memory event of this process, so that others can see it. `wanted`: bytes
+        that could not be had; for the caller's log, and for symmetry with upstream hooks."""
+        self._ledger._count(_COUNT_OOM)
+
+    @contextlib.contextmanager
+    def window(self, max_s: float = 0.25) -> Iterator[float | None]:
+        """A short time in which siblings should leave this process alone on this device, such as a
+        graph capture. Yields the seconds that were waited for earlier windows, or None when others
+        kept opening theirs. Nobody waits for it longer than `max_s`."""
+        waited = self._window_open(max_s)
+        try:
+            yield waited
+        finally:
+            self._window_close()
+
+    def wait_clear(self, timeout: float = 0.25) -> bool:
+        """Hold back, once before a heavy step, while a sibling has a window open. True: clear."""
+        return self._wait_clear(timeout)
+
+    # ---- page-locked RAM
+
+    def try_pin(self, nbytes: int) -> PinClaim | None:
+        """Claim `nbytes` of page-locked memory, in whole pages, in the one budget of all members.
+        None when it does not fit, after siblings were asked for pins. RAM devices only."""
+        claim = self._pins().claim(nbytes)
+        if claim is None and self._pins().device.ask(nbytes, 0.05).credited:
+            claim = self._pins().claim(nbytes)
+        return claim
+
+    def pin_budget(self) -> int | None:
+        """Bytes that may still be page-locked by this process; None when unknown."""
+        free, room = self._pins().device.free(), self._pin_room()
+        known = [n for n in (free, room) if n is not None]
+        return min(known) if known else None
+
+    def pin_ceiling(self, nbytes: int) -> None:
+        """The most that all members together may pin, as this process sees it: the smallest of all
+        members' counts. By default half of the RAM of each level."""
+        self._pins().ceiling(nbytes)
+
+    def learn_limit(self, nbytes: int | None) -> None:
+        """Pinning failed at `nbytes` in all: no member plans with more, until this process says
+        None."""
+        self._pins().learn(nbytes)
+
+    def floor(self, nbytes: int) -> None:
+        """RAM that pins must leave free; the highest of all members' counts."""
+        self._set_floor(nbytes)
+
+    def _pins(self) -> Pins:
+        if self._pin_pools is None:
+            from memledger.model import KIND_CGROUP, KIND_RAM
+
+            if self._spec.levels[0].kind not in (KIND_RAM, KIND_CGROUP):
+                raise UnknownDevice(self.name, "pins are of RAM", ("ram",))
+            self._pin_pools = Pins(self)
+        return self._pin_pools
+
+    _pin_pools: Pins | None
 
     def delta(self) -> Delta:
         """`with device.delta() as d:` and afterwards `d.own`, `d.others`, `d.unaccounted`: by how

@@ -10,8 +10,10 @@ import threading
 import time
 import weakref
 
-from memledger import _native
+from memledger import _native, groups
+from memledger.asks import AllSiblings, Asks, Holders
 from memledger.device import Device
+from memledger.groups import Job, find_leader, short_id
 from memledger.housekeeping import Housekeeping
 from memledger.model import Reading, absent, plausible
 from memledger.readings import Source, resolve
@@ -42,12 +44,22 @@ class Ledger(_native.Ledger):
     _source_retry: dict[int, tuple[float, float]]
 
     def __new__(
-        cls, *, label: str, role: str, path: str | os.PathLike[str] | None, slots: int = 0
+        cls,
+        *,
+        label: str,
+        role: str,
+        path: str | os.PathLike[str] | None,
+        group: str | None = None,
+        slots: int = 0,
     ) -> Ledger:
         if role not in _ROLES:
             raise ValueError(f"role: expected one of {', '.join(_ROLES)}, got {role!r}")
         from memledger import __version__
 
+        # A host without a name gets one, so that its workers can be told whose they are.
+        name = group or os.environ.get(groups.ENVIRONMENT, "")
+        if role == "host" and not name:
+            name = f"host-{os.getpid()}-{os.urandom(4).hex()}"
         self = super().__new__(
             cls,
             path=path,
@@ -56,6 +68,7 @@ class Ledger(_native.Ledger):
             program=os.path.basename(sys.argv[0] if sys.argv else "") or "python",
             version=__version__,
             slots=slots,
+            group=_native.job_key(short_id(name)) if name else 0,
         )
         self.label = label
         self.role = role
@@ -66,12 +79,24 @@ class Ledger(_native.Ledger):
         self._pool_locks = {}
         self._layouts_at = 0.0
         self._closed = False
+        self.group = name
+        self.holders = Holders()
+        self._asks = Asks(self)
+        self._leader_reason = ""
         self._reset_locks()
+        self._find_leader()
         self._housekeeping = Housekeeping(self)
         self._housekeeping.start()
         _alive.add(self)
         return self
 
+    group: str
+    """Name of the group; hand it to workers as MEMLEDGER_GROUP. "" where none was given: then the
+    leader is found (`leader_reason`)."""
+    holders: Holders
+    """What siblings may ask this process to release."""
+    _asks: Asks
+    _leader_reason: str
     _explicit_path: bool
     _closed: bool
     _layouts_at: float
@@ -144,6 +169,88 @@ class Ledger(_native.Ledger):
         """All processes that have joined, this one included. Probes each one's lock: a few us
         each."""
         return tuple(member_from(fields) for fields in self._members())
+
+    # ---- asks
+
+    def serve(self, timeout: float = 0.0) -> int:
+        """Answer what siblings ask of this process, now and on this thread: call it at safe points.
+        Waits up to `timeout` seconds for the first; returns how many were answered. `pending() & 1`
+        says without cost whether there is one."""
+        return self._asks.serve(timeout)
+
+    def as_holder(self, bound_s: float = 0.02) -> AllSiblings:
+        """One object with `release_memory(device, size)` that stands for all siblings. It answers
+        within about `bound_s` seconds."""
+        return AllSiblings(self, bound_s)
+
+    # ---- the group
+
+    @property
+    def leader(self) -> Member | None:
+        """The member whose interrupt, prompt and free words this process reads; None: nobody's."""
+        found = self._leader()
+        if found is None:
+            return None
+        return next((m for m in self.members() if (m.slot, m.generation) == found), None)
+
+    @property
+    def leader_reason(self) -> str:
+        """Why that one, or why none, in one line."""
+        return self._leader_reason
+
+    def job(self, job_id: str) -> Job:
+        """A handle for the job of that id (any string), for `interrupt()` and `interrupted()`."""
+        return Job(self, job_id)
+
+    def prompt_begin(self, prompt_id: str) -> bool:
+        """Leaders: a prompt begins; every member of the group sees its id. Clears the interrupt.
+        False when this process leads no group."""
+        return self._prompt_begin(short_id(prompt_id))
+
+    def prompt_end(self, prompt_id: str | None = None) -> bool:
+        """Leaders: the prompt has ended. `prompt_id` is for the caller's symmetry."""
+        return self._prompt_end()
+
+    def prompt(self) -> tuple[int, str, bool] | None:
+        """(sequence, id, active) of the leader's latest prompt; None where there was none."""
+        return self._prompt()
+
+    def request_free(
+        self, *, unload: bool = True, cache: bool = True, scope: str = "group"
+    ) -> bool:
+        """Ask the group (scope "group") or every member ("all") to drop models and caches, at each
+        one's next safe point. False when there is no group."""
+        if scope not in ("group", "all"):
+            raise ValueError(f"scope: expected 'group' or 'all', got {scope!r}")
+        flags = (1 if unload else 0) | (2 if cache else 0)
+        if not flags:
+            raise ValueError("expected unload=True or cache=True, got neither")
+        return self._request_free(flags, scope == "all")
+
+    def free_epoch(self) -> tuple[int, int]:
+        """(epoch, flags): the epoch grows with each request that concerns this process; flags (1
+        unload, 2 cache) are of the requests since the last call."""
+        return self._free_epoch()
+
+    def _find_leader(self) -> None:
+        """Follow somebody, where nobody alive is followed yet."""
+        if self._leader() is not None:
+            return
+        info = self._info()
+        key = _native.job_key(short_id(self.group)) if self.group else 0
+        found, self._leader_reason = find_leader(self.members(), info["slot"], key)
+        if found is not None:
+            self._follow(found.slot, found.generation)
+
+    def _device_of(self, pool: int) -> Device | None:
+        """The device whose own pool that is."""
+        for device in self.devices():
+            if device._pools()[0] == pool:
+                return device
+            pins = device._pin_pools
+            if pins is not None and pins.device._pools()[0] == pool:
+                return pins.device
+        return None
 
     def sweep(self) -> int:
         """Take back what dead members left; returns how many were removed. Housekeeping does the
@@ -265,6 +372,10 @@ class Ledger(_native.Ledger):
         """One round; returns seconds until the next. Raises LedgerClosed after leave()."""
         due, next_s, _ = self._tick()
         self._sweep()
+        self._find_leader()
+        self._asks.take_back()
+        if self.pending() & 1:
+            self._asks.serve_on_housekeeping()
         for pool in _bits(due):
             self._take_reading(pool)
         if self._source_retry:
@@ -277,6 +388,7 @@ class Ledger(_native.Ledger):
 
     def _reset_locks(self) -> None:
         self._lock = threading.Lock()
+        self.holders._reset_lock()
         self._pool_locks = {pool: threading.Lock() for pool in self._pool_sources}
 
     _lock: threading.Lock
@@ -284,6 +396,7 @@ class Ledger(_native.Ledger):
     def _after_fork(self) -> None:
         """Called by the native module once this process has found itself to be a forked child."""
         if not self._closed:
+            self._find_leader()
             self._housekeeping = Housekeeping(self)
             self._housekeeping.start()
 
@@ -294,11 +407,16 @@ _alive: weakref.WeakSet[Ledger] = weakref.WeakSet()
 
 
 def join(
-    label: str = "", role: str = "other", *, path: str | os.PathLike[str] | None = None
+    label: str = "",
+    role: str = "other",
+    *,
+    group: str | None = None,
+    path: str | os.PathLike[str] | None = None,
 ) -> Ledger:
     """Join the ledger; the same handle again for the same path in one process.
 
     label: what people see, cut at 63 bytes. role: "host", "worker" or "other".
+    group: name shared by a host and its workers; else MEMLEDGER_GROUP, else found (groups.py).
     path: of the segment; else MEMLEDGER_PATH, else the per-user default.
 
     Never fails on account of the segment: then the ledger is private (`scope`, `degraded_reason`),
@@ -309,7 +427,7 @@ def join(
     with _joined_lock:
         ledger = _joined.get(key)
         if ledger is None:
-            ledger = _joined[key] = Ledger(label=label, role=role, path=path)
+            ledger = _joined[key] = Ledger(label=label, role=role, path=path, group=group)
     return ledger
 
 

@@ -13,6 +13,17 @@ _READING_FIELDS = (
 )  # fmt: skip
 
 
+class Counters(NamedTuple):
+    """Events that a member has counted since it joined."""
+
+    ooms: int = 0
+    claims_refused: int = 0
+    asks_sent: int = 0
+    asks_answered: int = 0
+    asks_declined: int = 0
+    interrupts_ignored: int = 0
+
+
 class Member(NamedTuple):
     """A process that has joined. `pid` is the one in its own `pid_namespace`."""
 
@@ -31,6 +42,12 @@ class Member(NamedTuple):
     token: int
     joined_ns: int
     """CLOCK_BOOTTIME of the machine"""
+    leader: int | None = None
+    """slot of the leader whose group it is in"""
+    group: int = 0
+    counters: Counters = Counters()
+    accounts: tuple[str, ...] = ()
+    """names of its accounts; Row.accounts has their bytes"""
 
 
 class Row(NamedTuple):
@@ -45,6 +62,8 @@ class Row(NamedTuple):
     pending: int
     headroom: int
     limit: int | None
+    account_held: tuple[int, ...] = ()
+    """held of the member's named accounts, in the order of Member.accounts; a second late"""
 
 
 class Snapshot(NamedTuple):
@@ -72,7 +91,9 @@ def reading_from(fields: dict[str, Any]) -> Reading:
 
 
 def member_from(fields: dict[str, Any]) -> Member:
-    return Member(**fields)
+    counters = Counters(*fields["counters"][: len(Counters._fields)])
+    names = tuple(name for name in fields["accounts"] if name)
+    return Member(**{**fields, "counters": counters, "accounts": names})
 
 
 def snapshot_from(fields: dict[str, Any]) -> Snapshot:

@@ -30,11 +30,13 @@ SKIPPED = 77
 
 @dataclass(frozen=True)
 class Program:
-    """One executable. `core`: linked with csrc/core, else with csrc/os alone."""
+    """One executable. `core`: linked with csrc/core, else with csrc/os alone. `kill_points`: with
+    kill_points.c and core_help.h. `delays`: has kill points of its own."""
 
     name: str
     core: bool = True
     kill_points: bool = False
+    delays: bool = False
     tsan: bool = False
     valgrind: bool = True
     arguments: tuple[str, ...] = ()
@@ -51,7 +53,7 @@ PROGRAMS = (
     Program("test_segment", kill_points=True),
     Program("test_kill", kill_points=True, valgrind=False),
     Program("test_race", tsan=True, valgrind=False, long_arguments=("20",)),
-    Program("storm", valgrind=False, arguments=("8",), long_arguments=("300",), patience_s=900),
+    Program("storm", delays=True, valgrind=False, arguments=("8",), long_arguments=("300",), patience_s=900),
 )
 
 
@@ -92,7 +94,7 @@ def command(program: Program, build: Build, output: Path) -> list[str]:
     """The compiler's command line."""
     line = [build.compiler, "-std=c11", "-g", *WARNINGS, *build.flags]
     line += [f"-I{ROOT / 'csrc'}", f"-I{HERE}", "-pthread"]
-    line += ["-DML_KILL_POINTS"] if program.kill_points else []
+    line += ["-DML_KILL_POINTS"] if program.kill_points or program.delays else []
     line += [f"-Wl,--wrap={name}" for name in WRAPPED] if program.kill_points else []
     line += ["-DTEST_SANITIZED"] if build.name in SANITIZED else []
     line += [] if program.core else ["-DOS_TEST_HOOKS"]

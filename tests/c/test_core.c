@@ -241,8 +241,8 @@ static void test_accounts_and_devices_sum_into_one_record(void) {
     hold(gpu, 0);
     CHECK_EQ(published(ram, 0).held, 25 * UNIT);
     CHECK_EQ(published(ram, 0).releasable, 5 * UNIT);
-    again = open_pool_of(a, "sim:igpu");
-    CHECK(again == gpu);
+    CHECK(open_chain(a, unified, 2) == gpu);
+    CHECK(open_pool_of(a, "sim:igpu") != gpu); /* another chain */
     ml_pool_spec twice[2] = {{.key = "sim:x"}, {.key = "sim:x"}};
     CHECK_EQ(ml_device_open(a, twice, 2, &again), ML_ERR_ARGUMENT);
     ml_pool_spec many[ML_LEVELS_MAX + 1] = {{.key = "a"}, {.key = "b"}, {.key = "c"}, {.key = "d"}, {.key = "e"}};

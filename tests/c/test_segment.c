@@ -84,6 +84,23 @@ static void test_bad_options_are_refused(void) {
     CHECK_EQ(tick(ledger), ML_ERR_CLOSED);
 }
 
+/* The last owner was killed on its way out: its slot looks free, and is not empty. */
+static void test_newcomer_clears_its_slot_whatever_the_state_says(void) {
+    new_segment();
+    ml_ledger *a = join();
+    ml_device *card = open_card(a, 10 * UNIT);
+    CHECK_EQ(run_child(join_hold_and_die), -SIGKILL);
+    ml_store_release(&ml_view_slot(a->view, 1)->state, ML_SLOT_WORD(1, ML_SLOT_FREE));
+    CHECK_EQ(sum_committed(a, 0), 3);
+    ml_ledger *b = join();
+    CHECK_EQ(info_of(b).slot, 1);
+    CHECK_EQ(sum_committed(a, 0), 0);
+    CHECK_EQ(free_of(card), 10 * UNIT);
+    CHECK_EQ(findings_of(a), 0);
+    ml_ledger_leave(b);
+    ml_ledger_leave(a);
+}
+
 /* ---- a slot that is lost --------------------------------------------------------------------------------- */
 
 static void test_lost_slot_is_rejoined_with_bytes_counted_once(void) {
@@ -797,6 +814,7 @@ int main(int argc, char **argv) {
     static const check_test tests[] = {
         TEST(test_full_table_leaves_the_fifth_unregistered),
         TEST(test_bad_options_are_refused),
+        TEST(test_newcomer_clears_its_slot_whatever_the_state_says),
         TEST(test_lost_slot_is_rejoined_with_bytes_counted_once),
         TEST(test_lost_slot_is_noticed_by_the_tick),
         TEST(test_recycled_pool_is_noticed_by_the_tick),

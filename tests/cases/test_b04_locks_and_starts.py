@@ -12,7 +12,6 @@ from helpers.raw import JOINING, Raw
 from helpers.units import GiB, count, seeded
 from helpers.waiting import wait_until
 
-
 FORK_STORM = """
 import random, signal, time
 

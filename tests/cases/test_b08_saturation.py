@@ -40,7 +40,9 @@ def test_b08_total_lowered_under_what_is_held(spawn: Any) -> None:
     assert a.figures()["budget"] == 4 * GiB
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(total=st.integers(1, (1 << 63) - 1), figures=st.lists(FIGURE, min_size=3, max_size=3))
 def test_b08_free_stays_between_zero_and_total(
     ledger: memledger.Ledger, total: int, figures: list[int]
@@ -57,7 +59,9 @@ def test_b08_free_stays_between_zero_and_total(
     assert 0 <= seen.overcommit < 1 << 64
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(words=st.lists(U64, min_size=8, max_size=8), raw_word=U64)
 def test_b08_any_bytes_in_a_foreign_record_keep_free_within_total(
     ledger: memledger.Ledger, segment: Path, words: list[int], raw_word: int

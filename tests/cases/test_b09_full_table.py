@@ -11,7 +11,10 @@ from helpers.raw import OVERFLOW_COUNT, Raw
 from helpers.units import GiB
 from helpers.waiting import wait_until
 
-CREATE = "import memledger.ledger as m; ledger = m.Ledger(label='{label}', role='other', path=None, slots=4)"
+CREATE = (
+    "import memledger.ledger as m\n"
+    "ledger = m.Ledger(label='{label}', role='other', path=None, slots=4)"
+)
 
 
 def small(spawn: Any, label: str) -> Member:

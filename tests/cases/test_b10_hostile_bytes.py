@@ -86,7 +86,7 @@ os._exit(0)
 @pytest.mark.watchdog(400)
 def test_b10_random_words_in_a_live_segment_never_crash_or_lie(segment: Path) -> None:
     rng = seeded("b10")
-    root = str(Path(__file__).parents[1])
+    root, inherited = str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")
     for _ in range(count(3, 20)):
         seed = rng.getrandbits(32)
         keeper = memledger.join(label="keeper")
@@ -94,7 +94,7 @@ def test_b10_random_words_in_a_live_segment_never_crash_or_lie(segment: Path) ->
         done = subprocess.run(
             [sys.executable, "-X", "faulthandler", "-c", FUZZ, str(segment), str(seed),
              str(count(2000, 20_000))],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([root, inherited])},
             capture_output=True, text=True, timeout=300,
         )  # fmt: skip
         assert done.returncode == 0, f"seed {seed}: {done.returncode}: {done.stderr[-2000:]}"
@@ -143,7 +143,9 @@ def test_b10_header_out_of_bounds_is_refused_with_a_reason(
         assert info["status"] < 0
 
 
-def test_b10_counts_changed_in_a_live_segment_are_never_used(ledger: memledger.Ledger, segment: Path) -> None:
+def test_b10_counts_changed_in_a_live_segment_are_never_used(
+    ledger: memledger.Ledger, segment: Path
+) -> None:
     """Strides and counts are read once, at attach."""
     device = plain_device(ledger, "test:card", 8 * GiB)
     device.publish(GiB)

@@ -122,10 +122,12 @@ def test_b17_silence_is_not_death(spawn: Any) -> None:
     a.stop()
     b.publish(GiB)
     # Six rounds of b's housekeeping; the wait only decides how much was tried.
-    b.run("rounds = []\nplain = ledger._housekeep\n"
-          "import memledger.ledger as m\n"
-          "original = m.Ledger._housekeep\n"
-          "m.Ledger._housekeep = lambda self: (rounds.append(1), original(self))[1]")
+    b.run(
+        "rounds = []\nplain = ledger._housekeep\n"
+        "import memledger.ledger as m\n"
+        "original = m.Ledger._housekeep\n"
+        "m.Ledger._housekeep = lambda self: (rounds.append(1), original(self))[1]"
+    )
     wait_until(lambda: b.run("len(rounds)") >= count(6, 240), 120, "housekeeping rounds")
     assert b.figures()["held"] == 7 * GiB
     assert {m["label"]: m["state"] for m in b.call("members")} == {"a": "live", "b": "live"}
@@ -136,7 +138,9 @@ def test_b17_silence_is_not_death(spawn: Any) -> None:
 
 def test_b17_clock_jump_of_a_time_namespace_kills_nobody(spawn: Any) -> None:
     """A member whose monotonic and boottime clocks are a day ahead."""
-    prefix = unshare("--time", "--monotonic", "86400", "--boottime", "86400", "--fork", "--kill-child")
+    prefix = unshare(
+        "--time", "--monotonic", "86400", "--boottime", "86400", "--fork", "--kill-child"
+    )
     ahead: Member = spawn("ahead", total=TOTAL, prefix=prefix)
     here: Member = spawn("here", total=TOTAL)
     ahead.publish(2 * GiB)

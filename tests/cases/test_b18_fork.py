@@ -1,5 +1,6 @@
-"""B18: a child never overwrites, frees or keeps alive its parent's slot. tests/contract/test_fork.py
-has the other ways of making a child."""
+"""B18: a child never overwrites, frees or keeps alive its parent's slot.
+
+tests/contract/test_fork.py has the other ways of making a child."""
 
 from __future__ import annotations
 

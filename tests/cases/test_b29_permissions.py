@@ -211,7 +211,7 @@ def test_b32_another_mount_namespaces_directory_is_another_ledger(
     """Undetectable from inside, so what is shown is "path" and never "machine"."""
     outside: Member = spawn("outside", total=TOTAL)
     outside.publish(4 * GiB)
-    mount = f"mount -t tmpfs -o size=16m tmpfs {segment.parent} && exec \"$@\""
+    mount = f'mount -t tmpfs -o size=16m tmpfs {segment.parent} && exec "$@"'
     inside: Member = spawn("inside", total=TOTAL, prefix=(*unshare("-m"), "sh", "-c", mount, "sh"))
     assert inside.figures()["held"] == 0
     assert inside.run("ledger.scope") == "path"

@@ -117,9 +117,9 @@ for arguments in ({{}}, {{"isolated": False}}):
 
 @linux_only
 def test_b60_hot_calls_never_give_up_the_gil(spawn: Any) -> None:
-    """With a switch interval of minutes no thread that keeps the GIL is ever interrupted: a counting
-    thread can only move while the caller gives it up. So the hot calls must not let it move, and a
-    call that blocks must. (How long each takes is the benchmarks' business.)"""
+    """With a switch interval of minutes no thread that keeps the GIL is ever interrupted: a
+    counting thread can only move while the caller gives it up. So the hot calls must not let it
+    move, and a call that blocks must. (How long each takes is the benchmarks' business.)"""
     member = spawn("m", total=24 * GiB)
     hot, cold = member.run(
         f"""

@@ -111,7 +111,7 @@ json.loads(os.read(ready, 4096))
 def test_fork_inherited_claim_published_through_carries_no_figure_of_the_parent(
     pair: tuple[Member, Member],
 ) -> None:
-    """What is not given "stays as it was": in the child that is nothing, not the parent's pinned."""
+    """What is not given "stays as it was": in the child that is nothing, not the parent's."""
     viewer, parent = pair
     rows = parent.run(
         f"""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import mmap
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from helpers.members import Member
-from helpers.units import GiB, MiB, UNIT, count, seeded
+from helpers.raw import POOL_OFFSET, Raw
+from helpers.units import UNIT, GiB, MiB, count, seeded
+from helpers.waiting import wait_until
 
 CARD = 64 * MiB
 
@@ -121,6 +124,67 @@ def test_g6_granted_bytes_never_pass_the_card(spawn: Any, segment: Any, disturb:
     assert watcher.run("ledger._check()") == []
 
 
+def test_g6_claim_that_was_aborted_while_its_owner_stood_still_is_not_granted_after_all(
+    spawn: Any, segment: Path
+) -> None:
+    """Two claims that exclude each other. One process claims and cancels in a loop and is stopped
+    at random instants; where it stands with a claim pending, the other is granted over it. When it
+    goes on it must notice. It reads the other's mark only after a grant, and the mark goes before
+    the other's cancel: so a grant that sees it is one grant too many."""
+    flag = segment.with_name("busy")
+    flag.touch()
+    truth = Truth(segment.with_name("truth"))
+    size = 40 * MiB
+    looping: Member = spawn("looping", total=CARD)
+    other: Member = spawn("other", total=CARD)
+    other.publish(0)
+    looping.send_run(
+        f"""
+import mmap
+words = memoryview(mmap.mmap(os.open({str(truth.path)!r}, os.O_RDWR), 65536)).cast("Q")
+over = granted = 0
+while os.path.exists({str(flag)!r}):
+    for _ in range(200):
+        claim = device.try_claim({size})
+        if claim is not None:
+            over += words[0]
+            granted += 1
+            claim.cancel()
+        words[8] += 1
+[over, granted]
+"""
+    )
+    wait_until(lambda: truth.words[8] > 1000, what="it loops")
+    granted = 0
+    with Raw(segment) as raw:
+        word = raw.record_word(0, 0) + 1
+        publishers = (raw[POOL_OFFSET] // 8) + 12
+        for _ in range(count(1500, 50_000)):
+            for w in range(4):
+                # Everybody "publishes" (nothing): long scans, so that it stands in one more often.
+                raw[publishers + w] = (1 << 64) - 1
+            looping.stop()
+            number = other.call("try_claim", size)
+            if number is None:
+                assert raw[word] >> 30 & ((1 << 30) - 1), "refused by a claim that is only pending"
+                looping.resume()
+                continue
+            granted += 1
+            truth.words[0] = 1
+            seen = truth.words[8]
+            looping.resume()
+            while truth.words[8] < seen + 3:
+                pass  # the test's watchdog ends this
+            truth.words[0] = 0
+            other.call("cancel", number)
+    flag.unlink()
+    over, theirs = looping.receive(60)
+    truth.close()
+    assert over == 0
+    assert granted > 100
+    assert theirs > 100
+
+
 def test_g6_free_less_own_claims_always_fits(spawn: Any, segment: Any) -> None:
     """Alone: claim(free() - own open claims) is granted, to the unit, whatever the fractions."""
     rng = seeded("g6 fit")
@@ -128,8 +192,11 @@ def test_g6_free_less_own_claims_always_fits(spawn: Any, segment: Any) -> None:
     me: Member = spawn("me", total=CARD)
     for _ in range(count(150, 5000)):
         other.publish(rng.randrange(CARD // 3))
-        me.run("[c.cancel() for c in list(claims.values())]; claims.clear()" if "claims" in me.run(
-            "sorted(globals())") else "claims = {}; me.claims = claims")
+        me.run(
+            "[c.cancel() for c in list(claims.values())]; claims.clear()"
+            if "claims" in me.run("sorted(globals())")
+            else "claims = {}; me.claims = claims"
+        )
         me.publish(rng.randrange(CARD // 3))
         first = rng.randrange(1, CARD // 6)
         assert me.call("try_claim", first) is not None

@@ -101,8 +101,10 @@ def test_g5_closing_all_descriptors_does_not_kill_a_member(spawn: Any) -> None:
     closing: Member = spawn("closing", total=TOTAL)
     closing.publish(4 * GiB)
     closing.run(
-        "keep = {0, 1, 2} | {int(n) for n in os.listdir('/proc/self/fd') "
-        "if os.path.exists(f'/proc/self/fd/{n}') and 'pipe:' in os.readlink(f'/proc/self/fd/{n}')}\n"
+        "def is_pipe(n):\n"
+        "    path = f'/proc/self/fd/{n}'\n"
+        "    return os.path.exists(path) and 'pipe:' in os.readlink(path)\n"
+        "keep = {0, 1, 2} | {int(n) for n in os.listdir('/proc/self/fd') if is_pipe(n)}\n"
         "for fd in range(3, 4096):\n"
         "    if fd not in keep:\n"
         "        try: os.close(fd)\n"

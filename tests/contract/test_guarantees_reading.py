@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ import pytest
 import memledger
 from helpers.member import plain_device
 from helpers.members import Member
+from helpers.raw import Raw
 from helpers.system import linux_only
 from helpers.units import GiB, count, seeded
+from helpers.waiting import wait_until
 
 TOTAL = 24 * GiB
 
@@ -37,7 +40,9 @@ def start_writing(member: Member, flag: Any) -> None:
     member.send_run(f"flat_out({str(flag)!r})")
 
 
-def test_g1_reads_go_on_with_writers_stopped_anywhere(spawn: Any, segment: Any, ledger: Any) -> None:
+def test_g1_reads_go_on_with_writers_stopped_anywhere(
+    spawn: Any, segment: Any, ledger: Any
+) -> None:
     """Writers that are stopped at random instants inside publish and claim; every read method must
     return. Fails by the watchdog."""
     rng = seeded("g1")
@@ -147,6 +152,41 @@ while len(seen) < 100 or sum(told) < {count(20_000, 1_000_000)}:
     assert coherent > 0, f"no cut was coherent in {incoherent} tries"
 
 
+def test_g2_reader_that_is_overtaken_in_the_middle_mixes_nothing(spawn: Any, segment: Path) -> None:
+    """A reader is stopped at random instants until the writer has come round to the copy that it
+    was reading."""
+    flag = segment.with_name("busy")
+    flag.touch()
+    writer: Member = spawn("writer", total=TOTAL)
+    reader: Member = spawn("reader", total=TOTAL)
+    start_writing(writer, flag)
+    reader.send_run(
+        f"""
+mixed = reads = 0
+while os.path.exists({str(flag)!r}):
+    for _ in range(500):
+        f = device.figures()
+        mixed += f.held != f.pinned or f.releasable not in (f.held, 0)
+        reads += 1
+[mixed, reads]
+"""
+    )
+    with Raw(segment) as raw:
+        version = raw.record_word(0, 0)
+        wait_until(lambda: raw[version] > 100, what="the writer publishes")
+        for _ in range(count(1500, 50_000)):
+            reader.stop()
+            before = raw[version]
+            while raw[version] < before + 16:
+                pass  # the test's watchdog ends this
+            reader.resume()
+    flag.unlink()
+    mixed, reads = reader.receive(60)
+    writer.receive(60)
+    assert mixed == 0
+    assert reads > 1000
+
+
 def test_g2_bytes_moved_by_claims_are_never_counted_twice(spawn: Any, segment: Any) -> None:
     """claim n, settle held n, publish 0, again and again: held + claimed is 0 or n, never 2n, in
     every coherent cut and in every figure."""
@@ -201,8 +241,8 @@ def test_g3_publishing_takes_the_joined_handle_and_nothing_else() -> None:
             inside = text[text.index("(") + 1 : text.index(")")]
             found = {p.split("=")[0].strip() for p in inside.split(",")} - {"*"}
             assert found == parameters
-    for kind in (memledger.Device, memledger.Account, memledger.Ledger):
-        public = [n for n in dir(kind) if not n.startswith("_")]
+    for joined in (memledger.Device, memledger.Account, memledger.Ledger):
+        public = [n for n in dir(joined) if not n.startswith("_")]
         assert not [n for n in public if "slot" in n or "pid" in n]
 
 

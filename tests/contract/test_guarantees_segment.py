@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +76,16 @@ def test_g7_members_converge_and_carry_values_and_claims_over_once(
 
     wanted = (held, 2 * GiB, 3 * GiB, 3 * MiB)
 
+    def sees(member: Member) -> bool:
+        return view(member) == wanted
+
     def all_on_the_named_one() -> bool:
         files = {m.call("info")["file_id"] for m in watched}
         return segment.exists() and files == {segment.stat().st_ino}
 
     wait_until(all_on_the_named_one, what="all move to the named segment")
     for member in watched:
-        wait_until(lambda m=member: view(m) == wanted, what="all meet on the named segment")
+        wait_until(partial(sees, member), what="all meet on the named segment")
         member.call("sweep")
         assert view(member) == wanted
         assert len(member.call("members")) == len(watched)
@@ -97,14 +101,18 @@ def test_g7_unlinked_again_and_again(spawn: Any, segment: Path) -> None:
     a, b = spawn("a", total=TOTAL), spawn("b", total=TOTAL)
     a.publish(GiB)
     b.publish(2 * GiB)
+
+    def has_moved(member: Member) -> bool:
+        return (
+            segment.exists()
+            and member.call("info")["file_id"] == segment.stat().st_ino
+            and member.figures()["held"] == 3 * GiB
+        )
+
     for _ in range(count(3, 30)):
         segment.unlink()
         for member in (a, b):
-            wait_until(
-                lambda m=member: segment.exists()
-                and m.call("info")["file_id"] == segment.stat().st_ino
-                and m.figures()["held"] == 3 * GiB
-            )
+            wait_until(partial(has_moved, member))
     assert len(a.call("members")) == 2
 
 
@@ -192,7 +200,9 @@ def test_g8_degraded_handle_joins_when_the_obstacle_has_gone(spawn: Any, segment
     assert other.figures()["held"] == 4 * GiB
 
 
-@pytest.mark.parametrize("path", ["/proc/nowhere/x", "/dev/null", "/", "", "relative/none", "x" * 300])
+@pytest.mark.parametrize(
+    "path", ["/proc/nowhere/x", "/dev/null", "/", "", "relative/none", "x" * 300]
+)
 def test_g8_absurd_paths_degrade(path: str, spawn: Any, tmp_path: Path) -> None:
     member: Member = spawn(join=False, cwd=tmp_path)
     member.join("m", path=path or "/")
@@ -206,10 +216,14 @@ def test_g8_absurd_paths_degrade(path: str, spawn: Any, tmp_path: Path) -> None:
 def test_g8_too_many_pools_is_an_error_that_changes_nothing(ledger: memledger.Ledger) -> None:
     """32 pools fit the shared table; the next open privately; and where nothing is left the caller
     gets an exception, and everything that was open goes on."""
-    devices = []
-    with pytest.raises(memledger.LedgerError):
+    devices: list[Device] = []
+
+    def open_many() -> None:
         for i in range(200):
             devices.append(plain_device(ledger, f"test:{i}", TOTAL))
+
+    with pytest.raises(memledger.LedgerError):
+        open_many()
     assert len(devices) >= 32
     for number, device in enumerate(devices):
         device.publish(number + 1)
@@ -413,14 +427,22 @@ def test_g11_private_ledger_says_so_everywhere(segment: Path) -> None:
 class Scripted:
     """A source that says what it is told to."""
 
-    name = "script"
-    timeout_s = 5.0
+    @property
+    def name(self) -> str:
+        return "script"
+
+    @property
+    def timeout_s(self) -> float:
+        return 5.0
 
     def __init__(self, total: int) -> None:
         self.answer = Reading("script", total=total, free=total)
 
     def read(self) -> Reading:
         return self.answer
+
+    def explain(self) -> str:
+        return ""
 
 
 def scripted(ledger: memledger.Ledger, key: str, total: int) -> tuple[Device, Scripted]:
@@ -597,7 +619,12 @@ def test_g8_the_same_path_in_another_spelling_is_the_same_member(
 ) -> None:
     """A second member of one process would count its own bytes as another's."""
     first = memledger.join(label="first")
-    spellings: list[Any] = [str(segment), segment, f"{segment.parent}/./{segment.name}", os.fsencode(segment)]
+    spellings: list[Any] = [
+        str(segment),
+        segment,
+        f"{segment.parent}/./{segment.name}",
+        os.fsencode(segment),
+    ]
     monkeypatch.chdir(segment.parent)
     spellings.append(segment.name)
     for spelling in spellings:

@@ -32,8 +32,9 @@ def package(tmp_path: Path) -> Path:
 
 
 def bare(python: str, package: Path, code: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    begin = f"import sys; sys.path.insert(0, {str(package)!r})\n"
     return subprocess.run(
-        [python, "-I", "-S", *flags, "-c", f"import sys; sys.path.insert(0, {str(package)!r})\n{code}"],
+        [python, "-I", "-S", *flags, "-c", begin + code],
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
 
@@ -42,13 +43,9 @@ def test_native_member_of_a_bare_python_does_everything(
     spawn: Any, python: str, package: Path
 ) -> None:
     here: Member = spawn("here", total=TOTAL)
-    there: Member = spawn(
-        "there", total=TOTAL, python=python, flags=("-I", "-S"), package=package
-    )
+    there: Member = spawn("there", total=TOTAL, python=python, flags=("-I", "-S"), package=package)
     assert there.run("sys.flags.no_site") == 1
-    assert there.run("import memledger; memledger.__file__").startswith(
-        str(package)
-    )
+    assert there.run("import memledger; memledger.__file__").startswith(str(package))
     here.publish(2 * GiB)
     there.publish(3 * GiB, GiB, GiB)
     for member in (here, there):
@@ -90,14 +87,26 @@ def test_native_members_of_all_pythons_share_one_segment(spawn: Any, package: Pa
 
 def test_native_module_is_one_file_for_all_versions(package: Path) -> None:
     modules = [p.name for p in (package / "memledger").iterdir() if p.name.startswith("_native.")]
-    assert [n for n in modules if n.endswith((".so", ".pyd"))] in (["_native.abi3.so"], ["_native.pyd"])
+    assert [n for n in modules if n.endswith((".so", ".pyd"))] in (
+        ["_native.abi3.so"],
+        ["_native.pyd"],
+    )
 
 
 def test_native_import_is_silent_and_takes_nothing_from_others(python: str, package: Path) -> None:
     """In a Python that has torch, numpy, psutil and cffi (fakes that blow up when imported)."""
     fakes = package / "fakes"
     fakes.mkdir()
-    for name in ("torch", "numpy", "psutil", "cffi", "_cffi_backend", "pynvml", "rich", "hypothesis"):
+    for name in (
+        "torch",
+        "numpy",
+        "psutil",
+        "cffi",
+        "_cffi_backend",
+        "pynvml",
+        "rich",
+        "hypothesis",
+    ):
         (fakes / f"{name}.py").write_text(f"raise SystemExit('{name} was imported')")
     done = bare(
         python,
@@ -127,7 +136,7 @@ def test_native_import_alone_loads_little(python: str, package: Path) -> None:
     loaded = set(done.stdout.split())
     assert done.stderr == ""
     heavy = {"asyncio", "ctypes", "dataclasses", "inspect", "json", "logging", "multiprocessing",
-             "re", "socket", "subprocess", "tempfile", "typing_extensions", "urllib",
+             "socket", "subprocess", "tempfile", "typing_extensions", "urllib",
              "memledger.sim", "memledger.cli", "memledger.readings.nvml"}  # fmt: skip
     if python != sys.executable and "site" in loaded:
         pytest.skip("site was loaded after all")

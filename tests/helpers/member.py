@@ -66,7 +66,9 @@ class Obeying:
 
     def figures(self) -> dict[str, Any]:
         figures = self.device.figures()
-        names = [n for n in dir(figures) if not n.startswith(("_", "n_")) and n not in ("count", "index")]
+        names = [
+            n for n in dir(figures) if not n.startswith(("_", "n_")) and n not in ("count", "index")
+        ]
         return {name: getattr(figures, name) for name in names}
 
     def claim(self, nbytes: int, timeout: float = 0.0, ttl: float | None = None) -> int:
@@ -122,7 +124,11 @@ def answer(obeying: Obeying, line: str) -> dict[str, Any]:
         verb = getattr(obeying, command["call"])
         return {"ok": verb(*command["args"], **command["kwargs"])}
     except Exception as error:
-        return {"error": type(error).__name__, "text": str(error), "free": getattr(error, "free", None)}
+        return {
+            "error": type(error).__name__,
+            "text": str(error),
+            "free": getattr(error, "free", None),
+        }
 
 
 def main() -> None:

@@ -139,7 +139,8 @@ class Member:
         able to read the interpreter's files."""
         self.run(
             "import memledger, memledger.sim, memledger.device, memledger.readings.simulated, "
-            "memledger.readings.machine, memledger.readings.meminfo, urllib.parse, tempfile, traceback\n"
+            "memledger.readings.machine, memledger.readings.meminfo\n"
+            "import tempfile, traceback\n"
             f"os.setgroups([]); os.setgid({uid}); os.setuid({uid})"
         )
 

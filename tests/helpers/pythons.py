@@ -35,14 +35,16 @@ def _pyenv_versions() -> Path | None:
     return Path(done.stdout.strip()) / "versions" if done.returncode == 0 else None
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def find(version: str) -> str | None:
     """The executable of "3.12" or "3.13t", or None."""
     candidates = [shutil.which(f"python{version}")]
     versions = _pyenv_versions()
     if versions is not None:
         plain = version.rstrip("t")
-        candidates += [str(path) for path in sorted(versions.glob(f"{plain}.*/bin/python{version}"))]
+        candidates += [
+            str(path) for path in sorted(versions.glob(f"{plain}.*/bin/python{version}"))
+        ]
     return next((path for path in candidates if path and _answers(path, version)), None)
 
 
@@ -52,5 +54,7 @@ def copy_package(to: Path) -> Path:
     import memledger
 
     source = Path(memledger.__file__).parent
-    shutil.copytree(source, to / "memledger", ignore=shutil.ignore_patterns("_ffi.*", "__pycache__"))
+    shutil.copytree(
+        source, to / "memledger", ignore=shutil.ignore_patterns("_ffi.*", "__pycache__")
+    )
     return to

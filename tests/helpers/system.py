@@ -34,7 +34,7 @@ def need_program(name: str) -> str:
     return path
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _unshare_works(*flags: str) -> bool:
     if shutil.which("unshare") is None:
         return False

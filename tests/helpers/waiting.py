@@ -13,7 +13,10 @@ WATCHDOG_S = 30.0
 
 
 def wait_until(
-    predicate: Callable[[], T], watchdog_s: float = WATCHDOG_S, what: str = "", step_s: float = 0.002
+    predicate: Callable[[], T],
+    watchdog_s: float = WATCHDOG_S,
+    what: str = "",
+    step_s: float = 0.002,
 ) -> T:
     """What `predicate` returns once that is true. AssertionError when the watchdog barks."""
     deadline = time.monotonic() + watchdog_s

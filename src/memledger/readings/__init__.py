@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from memledger.errors import UnknownDevice
 from memledger.model import KIND_SIM, DeviceSpec, PoolSpec, Reading
-from memledger.readings.ram import RamWatch, chain, machine_pool
+from memledger.readings.ram import RamWatch, chain, ram_pool, ram_source
 from memledger.sizes import parse_size
 
 if TYPE_CHECKING:
     from memledger.readings.nvml import NvmlSession
 
-__all__ = ["RamWatch", "Source", "candidates", "resolve"]
+__all__ = ["RamWatch", "Source", "candidates", "ram_pool", "ram_source", "resolve"]
 
 _TOTAL = "MEMLEDGER_TOTAL"
 
@@ -79,8 +79,11 @@ def resolve(
     """
     env: Mapping[str, str] = os.environ if environ is None else environ
     text = _text_of(name)
-    spec = _spec_of(text, None if total is None else parse_size(total), root, env, session)
-    assumed = parse_size(total) if total is not None else _configured(spec, env)
+    given = None if total is None else parse_size(total)
+    spec = _spec_of(text, given, root, env, session)
+    if spec.levels[0].kind == KIND_SIM:
+        return spec  # a simulated card has its own total, checked against the one given
+    assumed = _configured(spec, env) if given is None else given
     return spec if assumed is None else spec._replace(total=assumed)
 
 
@@ -126,11 +129,11 @@ def candidates(*, root: str = "/", session: NvmlSession | None = None) -> tuple[
     from memledger.readings import amd, intel, nvidia
 
     cards = nvidia.enumerate_gpus(root=root, session=session)
-    others = (*amd.gpus(root=root), *intel.gpus(root=root))
     return (
         "ram",
         *cards.keys(),
-        *(gpu.key for gpu in others),
+        *(gpu.key for gpu in amd.gpus(root=root)),
+        *(gpu.key for gpu in intel.gpus(root=root)),
         *(f"sim:{card}" for card in sim.existing()),
     )
 
@@ -147,10 +150,8 @@ def total_variables(pool: PoolSpec) -> tuple[str, ...]:
 
 
 def _configured(spec: DeviceSpec, env: Mapping[str, str]) -> int | None:
-    """The total that the environment gives the device. A simulated card has its own."""
+    """The total that the environment gives the device."""
     first = spec.levels[0]
-    if first.kind == KIND_SIM:
-        return None
     names = total_variables(first)
     if not first.key.startswith(("ram:", "cgroup:")):
         names = (*names, _TOTAL)
@@ -161,7 +162,7 @@ def _resolve_ram(text: str, root: str) -> DeviceSpec:
     found = chain(root=root)
     keys = [pool.key for pool in found.pools]
     if text not in ("ram", "cpu", *keys):
-        machine = machine_pool(root=root).key
+        machine = ram_pool(root=root).key
         why = (
             f"this machine's RAM is {machine}"
             if text.startswith("ram:")
@@ -194,10 +195,13 @@ def _resolve_gpu(
         # ROCm's UUIDs begin like NVIDIA's.
         if any(gpu.uuid.lower() == text.lower() for gpu in amd.gpus(root=root)):
             return amd.resolve(text, root=root, environ=env)
-    elif kind == "cuda" and amd.gpus(root=root):
+    elif (
+        kind == "cuda"
+        and amd.gpus(root=root)
+        and not nvidia.enumerate_gpus(root=root, session=session).gpus
+    ):
         # torch calls an AMD GPU "cuda" too. With an NVIDIA one beside it, CUDA means that.
-        if not nvidia.enumerate_gpus(root=root, session=session).gpus:
-            return amd.resolve(text, root=root, environ=env)
+        return amd.resolve(text, root=root, environ=env)
     return nvidia.resolve(text, root=root, environ=env, session=session)
 
 

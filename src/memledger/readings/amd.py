@@ -120,9 +120,10 @@ def gpus(*, root: str = "/") -> tuple[Amd, ...]:
             continue
         if word(folder, "class")[:4] not in _DISPLAY_CLASSES:
             continue
-        if number(folder, "mem_info_vram_total") is None and number(
-            folder, "mem_info_gtt_total"
-        ) is None:
+        if (
+            number(folder, "mem_info_vram_total") is None
+            and number(folder, "mem_info_gtt_total") is None
+        ):
             continue  # another driver has it (vfio), or none
         found.append(Amd(normal_pci(address), _uuid(word(folder, "unique_id"))))
     return tuple(sorted(found))
@@ -144,7 +145,7 @@ def resolve(text: str, *, root: str, environ: Mapping[str, str]) -> DeviceSpec:
 
 def spec_of(text: str, gpu: Amd, *, root: str, environ: Mapping[str, str]) -> DeviceSpec:
     from memledger.readings.combined import FirstOf, Unified
-    from memledger.readings.ram import machine_pool, machine_source
+    from memledger.readings.ram import ram_pool, ram_source
     from memledger.readings.torch_backend import TorchSource
 
     pool = PoolSpec(gpu.key, (gpu.uuid,) if gpu.uuid else (), KIND_DEVICE)
@@ -152,7 +153,7 @@ def spec_of(text: str, gpu: Amd, *, root: str, environ: Mapping[str, str]) -> De
     if not shares_ram(gpu.pci, root=root, environ=environ):
         torch = TorchSource("cuda", lambda: _torch_index(gpu.pci))
         return DeviceSpec(text, (pool,), (FirstOf(own, torch),), detail="amdgpu in sysfs")
-    system = machine_source(root=root)
+    system = ram_source(root=root)
     folder = pci_folder(root, gpu.pci)
     source = Unified(
         "amdgpu",
@@ -167,7 +168,7 @@ def spec_of(text: str, gpu: Amd, *, root: str, environ: Mapping[str, str]) -> De
     )
     return DeviceSpec(
         text,
-        (pool, machine_pool(root=root)),
+        (pool, ram_pool(root=root)),
         (source, system),
         detail="amdgpu in sysfs, integrated: GTT, out of the RAM",
     )
@@ -204,18 +205,14 @@ def is_integrated(pci: str, *, root: str) -> bool:
         except OSError:
             pass
     return any(
-        node.get("cpu_cores_count", 0) > 0
-        for node in _kfd_nodes(root)
-        if _kfd_address(node) == pci
+        node.get("cpu_cores_count", 0) > 0 for node in _kfd_nodes(root) if _kfd_address(node) == pci
     )
 
 
 # ---- ordinals
 
 
-def _by_ordinal(
-    text: str, known: tuple[Amd, ...], root: str, environ: Mapping[str, str]
-) -> Amd:
+def _by_ordinal(text: str, known: tuple[Amd, ...], root: str, environ: Mapping[str, str]) -> Amd:
     _, colon, rest = text.partition(":")
     if colon and not (rest.isascii() and rest.isdigit()):
         raise UnknownDevice(text, "expected hip:<n>", _keys(known))
@@ -226,8 +223,12 @@ def _by_ordinal(
     visible = list(_in_rocm_order(text, known, root))
     # ROCR hides devices from HIP, and HIP counts what is left (ROCm documentation, "GPU isolation
     # techniques"); CUDA_VISIBLE_DEVICES means the same to HIP where HIP's own is not set.
-    mask = environ.get("HIP_VISIBLE_DEVICES") or environ.get("CUDA_VISIBLE_DEVICES")
-    for name, value in (("ROCR_VISIBLE_DEVICES", environ.get("ROCR_VISIBLE_DEVICES")), ("HIP_VISIBLE_DEVICES", mask)):  # fmt: skip
+    mask = environ.get("HIP_VISIBLE_DEVICES") or environ.get("CUDA_VISIBLE_DEVICES") or None
+    masks = {
+        "ROCR_VISIBLE_DEVICES": environ.get("ROCR_VISIBLE_DEVICES"),
+        "HIP_VISIBLE_DEVICES": mask,
+    }
+    for name, value in masks.items():
         if value is not None:
             visible = _masked(text, name, value, visible)
     if ordinal >= len(visible):
@@ -317,7 +318,9 @@ def _torch_index(pci: str) -> int | None:
 
 def _uuid(unique_id: str) -> str:
     text = unique_id.lower().removeprefix("0x")
-    return f"GPU-{text}" if text and set(text) <= set("0123456789abcdef") and text.strip("0") else ""
+    return (
+        f"GPU-{text}" if text and set(text) <= set("0123456789abcdef") and text.strip("0") else ""
+    )
 
 
 def _keys(known: tuple[Amd, ...]) -> tuple[str, ...]:

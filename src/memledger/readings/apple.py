@@ -23,13 +23,13 @@ def resolve(
     Metal recommends, None where it does not say. Raises UnknownDevice."""
     from memledger.readings.combined import Unified
     from memledger.readings.machine import boot_identity
-    from memledger.readings.ram import machine_pool, machine_source
+    from memledger.readings.ram import ram_pool, ram_source
 
     if text not in ("mps", "mps:0"):
         raise UnknownDevice(text, "there is one Metal device", ("mps",))
     if platform != "darwin":
         raise UnknownDevice(text, "Metal exists on macOS only")
-    system = machine_source(root=root)
+    system = ram_source(root=root)
     source = Unified(
         "metal",
         system,
@@ -41,7 +41,7 @@ def resolve(
         "figure for other processes, so theirs come from the ledger",
     )
     pool = PoolSpec(f"mps:{boot_identity(root=root)}", kind=KIND_DEVICE)
-    return DeviceSpec(text, (pool, machine_pool(root=root)), (source, system), detail="Metal")
+    return DeviceSpec(text, (pool, ram_pool(root=root)), (source, system), detail="Metal")
 
 
 def recommended_working_set() -> int | None:
@@ -59,7 +59,8 @@ def _wired_limit() -> int | None:
     try:
         libc = ctypes.CDLL(None)
         value, size = ctypes.c_uint64(0), ctypes.c_size_t(8)
-        if libc.sysctlbyname(b"iogpu.wired_limit_mb", ctypes.byref(value), ctypes.byref(size), None, 0):  # fmt: skip
+        name = b"iogpu.wired_limit_mb"
+        if libc.sysctlbyname(name, ctypes.byref(value), ctypes.byref(size), None, 0) != 0:
             return None
     except (OSError, AttributeError):
         return None

@@ -151,9 +151,7 @@ def parse_stat(content: bytes) -> dict[str, int]:
     }
 
 
-def split(
-    current: int, stat: dict[str, int], version: int = 2, kernel: int | None = None
-) -> Usage:
+def split(current: int, stat: dict[str, int], version: int = 2, kernel: int | None = None) -> Usage:
     """What of `current` bytes stays.
 
     used = current - inactive_file - active_file, at least anon + shmem + kernel memory that cannot

@@ -61,7 +61,8 @@ def own_place(*, root: str = "/") -> Place:
         return Place((), f"the memory hierarchy (cgroup v{version}) is not mounted here")
     parts = _parts(path)
     # The mount that shows most levels first; of equals the latest, since it covers the others.
-    for mount in sorted(reversed(mounts), key=lambda mount: len(mount.top)):
+    mounts.reverse()
+    for mount in sorted(mounts, key=lambda mount: len(mount.top)):
         inside = _inside(parts, mount, root)
         if inside is not None:
             groups = tuple(_climb(root, mount, inside))
@@ -145,7 +146,7 @@ def _climb(root: str, mount: _Mount, inside: tuple[str, ...]) -> list[Group]:
     """The groups from the own one up to the mount point. A group that was removed under a process
     (its path ends in "(deleted)") is passed over: what lies above it still bounds."""
     point = _under(root, mount.point)
-    found = []
+    found: list[Group] = []
     for length in range(len(inside), -1, -1):
         folder = os.path.join(point, *inside[:length])
         try:

@@ -29,7 +29,7 @@ class FirstOf:
     def read(self) -> Reading:
         """Never raises. Where none has a figure, the first one's reason, and what the others
         said. A sleeping device ("suspended") is not asked in another way."""
-        absences = []
+        absences: list[Reading] = []
         for source in self._sources:
             reading = source.read()
             if reading.known:

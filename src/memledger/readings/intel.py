@@ -93,7 +93,9 @@ def resolve(text: str, *, root: str, environ: Mapping[str, str]) -> DeviceSpec:
     masked = environ.get("ZE_AFFINITY_MASK") or environ.get("ONEAPI_DEVICE_SELECTOR")
     if masked or len(known) > 1:
         # Level Zero orders by speed, and its masks count in that order.
-        raise UnknownDevice(text, "only Level Zero knows which one that is; pass 'pci:<address>'", keys)
+        raise UnknownDevice(
+            text, "only Level Zero knows which one that is; pass 'pci:<address>'", keys
+        )
     if ordinal:
         raise UnknownDevice(text, "there is one Intel GPU", keys)
     return spec_of(text, known[0], ordinal, root=root)
@@ -101,23 +103,23 @@ def resolve(text: str, *, root: str, environ: Mapping[str, str]) -> DeviceSpec:
 
 def spec_of(text: str, gpu: Intel, ordinal: int, *, root: str) -> DeviceSpec:
     from memledger.readings.combined import FirstOf, Unified
-    from memledger.readings.ram import machine_pool, machine_source
+    from memledger.readings.ram import ram_pool, ram_source
     from memledger.readings.torch_backend import TorchSource
 
     pool = PoolSpec(gpu.key, kind=KIND_DEVICE)
     if gpu.integrated:
-        system = machine_source(root=root)
+        system = ram_source(root=root)
         source = Unified(
             "intel", system, explanation=f"{gpu.pci} is integrated, so the machine's RAM is read"
         )
-        return DeviceSpec(
-            text, (pool, machine_pool(root=root)), (source, system), detail="integrated"
-        )
+        return DeviceSpec(text, (pool, ram_pool(root=root)), (source, system), detail="integrated")
     first = IntelSource(gpu.pci, root=root)
     # A process that named the card by its address need not count it as xpu:0.
     only = len(gpus(root=root)) == 1
     torch = TorchSource("xpu", lambda: ordinal if only else None)
-    return DeviceSpec(text, (pool,), (FirstOf(first, torch),), detail="sysfs")
+    sizes = [number(card, "lmem_total_bytes") for card in _drm_folders(root, gpu.pci)]
+    size = next((size for size in sizes if size), None)
+    return DeviceSpec(text, (pool,), (FirstOf(first, torch),), total=size, detail="sysfs")
 
 
 def _drm_folders(root: str, pci: str) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from memledger.errors import UnknownDevice
 from memledger.model import KIND_DEVICE, DeviceSpec, PoolSpec
+from memledger.readings.files import is_suspended, listed, normal_pci, pci_folder, word
 from memledger.readings.nvml import (
     NvmlSession,
     NvmlSource,
@@ -26,6 +27,7 @@ from memledger.readings.nvml import (
 )
 
 _HEX = frozenset("0123456789abcdef")
+_INTEGRATED_MODELS = frozenset(("GB10", "Thor", "Orin", "Xavier", "Tegra", "nvgpu"))
 _PASS_A_UUID = "pass 'GPU-<uuid>' (nvidia-smi -L) or 'pci:<address>' instead"
 
 
@@ -69,7 +71,8 @@ def resolve(
     # Held over the whole of it, so that NVML starts once and not once for the list and once for the
     # first reading. Where it fails, enumerate_gpus has other ways and says why.
     with suppress(Unavailable):
-        session.open(marker)
+        if not _suspended(root):
+            session.open(marker)
     try:
         return _resolve(text, root, environ, session)
     finally:
@@ -88,23 +91,39 @@ def _resolve(text: str, root: str, environ: Mapping[str, str], session: NvmlSess
 
 
 def _spec(text: str, key: str, gpus: Gpus, root: str, session: NvmlSession) -> DeviceSpec:
-    from memledger.readings import ram_pool, ram_source
+    from memledger.readings.combined import FirstOf
+    from memledger.readings.ram import ram_pool, ram_source
+    from memledger.readings.torch_backend import TorchSource
 
-    gpu = next((gpu for gpu in gpus.gpus if key == gpu.key), None)
+    gpu = next((gpu for gpu in gpus.gpus if key in (gpu.key, *gpu.slices)), None)
     uuid = "" if key.startswith("pci:") else key
     address = gpu.pci if gpu else key[4:] if not uuid else ""
-    aliases = (f"pci:{address}",) if uuid and address else ()
+    # A slice shares its card's address, so the address is no name of the slice.
+    aliases = (f"pci:{address}",) if gpu and uuid == gpu.uuid and uuid and address else ()
     pool = PoolSpec(key, aliases, KIND_DEVICE)
     detail = f"seen by {gpus.seen_by}" if gpus.seen_by else gpus.detail
     source = NvmlSource(uuid, pci=address, session=session, root=root)
-    if gpus.seen_by == "nvml" and not key.startswith("MIG-") and _has_no_memory(source):
+    if (
+        gpus.seen_by == "nvml"
+        and not key.startswith("MIG-")
+        and (_is_integrated(gpu.model if gpu else "") or _has_no_memory(source))
+    ):
         # An integrated GPU draws from the machine's RAM, so its chain goes on there (B35, B43).
         system = ram_source(root=root)
         source = NvmlSource(uuid, pci=address, session=session, root=root, system=system)
         return DeviceSpec(
             text, (pool, ram_pool(root=root)), (source, system), detail=f"{detail}, integrated"
         )
-    return DeviceSpec(text, (pool,), (source,), detail=detail)
+    torch = TorchSource("cuda", lambda: _running_ordinal(key))
+    return DeviceSpec(text, (pool,), (FirstOf(source, torch),), detail=detail)
+
+
+def _is_integrated(model: str) -> bool:
+    """Whether NVML's name of the GPU is that of one inside a system on chip. Some drivers answer
+    for those with a number that has nothing to do with the RAM, so the answer alone does not
+    tell."""
+    words = model.replace("-", " ").replace("(", " ").split()
+    return any(word in _INTEGRATED_MODELS for word in words)
 
 
 def _has_no_memory(source: NvmlSource) -> bool:
@@ -123,7 +142,8 @@ def _has_no_memory(source: NvmlSource) -> bool:
 def _by_uuid(text: str, gpus: Gpus) -> str:
     wanted = text[:4].upper() + text[4:].lower()
     known = [uuid for gpu in gpus.gpus for uuid in (gpu.uuid, *gpu.slices) if uuid]
-    found = [uuid for uuid in known if uuid.startswith(wanted)]
+    # Without case: older drivers name a slice "MIG-GPU-<uuid>/<instance>/<instance>".
+    found = [uuid for uuid in known if uuid.lower().startswith(text.lower())]
     if len(found) == 1:
         return found[0]
     if found:
@@ -146,22 +166,9 @@ def _by_address(text: str, gpus: Gpus, root: str) -> str:
     for gpu in gpus.gpus:
         if gpu.pci == address:
             return gpu.key
-    if os.path.isdir(os.path.join(root, "sys", "bus", "pci", "devices", address)):
+    if os.path.isdir(pci_folder(root, address)):
         return f"pci:{address}"
     raise UnknownDevice(text, f"no PCI device at {address}", gpus.keys())
-
-
-def normal_pci(text: str) -> str:
-    """A PCI address as "dddd:bb:dd.f" in lower case, from any of "00000000:01:00.0", "01:00.0",
-    "0000:01:00"; "" where it is none."""
-    body, _, function = text.strip().lower().partition(".")
-    parts = body.split(":")
-    if len(parts) == 2:
-        parts.insert(0, "0000")
-    if len(parts) != 3 or not all(part and set(part) <= _HEX for part in (*parts, function or "0")):
-        return ""
-    domain, bus, device = (int(part, 16) for part in parts)
-    return f"{domain:04x}:{bus:02x}:{device:02x}.{int(function or '0', 16):x}"
 
 
 def _is_full_uuid(text: str) -> bool:
@@ -292,6 +299,18 @@ def running_cuda_uuid(ordinal: int) -> str:
     return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
 
+def _running_ordinal(key: str) -> int | None:
+    """The ordinal under which CUDA of this process has the device, None where it does not run or
+    has another set."""
+    for ordinal in range(64):
+        uuid = running_cuda_uuid(ordinal)
+        if not uuid:
+            return None
+        if key[4:] == uuid:
+            return ordinal
+    return None
+
+
 # ---- what can be seen
 
 
@@ -299,17 +318,22 @@ def enumerate_gpus(*, root: str = "/", session: NvmlSession | None = None) -> Gp
     """The NVIDIA GPUs in PCI order: from NVML, else from the driver's /proc files, else from sysfs.
     Never raises."""
     session = session or default_session()
-    marker = object()
-    try:
-        nvml = session.open(marker)
+    asleep = _suspended(root)
+    if asleep:
+        # Asking NVML for the list opens every GPU, which wakes the one that sleeps.
+        detail = f"NVML is not asked while {asleep} is suspended"
+    else:
+        marker = object()
         try:
-            return Gpus(tuple(_by_bus(_nvml_gpus(nvml))), "nvml", True)
-        finally:
-            session.close(marker)
-    except Unavailable as why:
-        detail = f"no NVML ({why.detail})"
-    except Exception as error:  # a broken driver raises anything
-        detail = f"no NVML ({unavailable(error, 'nvmlDeviceGetCount').detail})"
+            nvml = session.open(marker)
+            try:
+                return Gpus(tuple(_by_bus(_nvml_gpus(nvml))), "nvml", True)
+            finally:
+                session.close(marker)
+        except Unavailable as why:
+            detail = f"no NVML ({why.detail})"
+        except Exception as error:  # a broken driver raises anything
+            detail = f"no NVML ({unavailable(error, 'nvmlDeviceGetCount').detail})"
     gpus = _by_bus(_proc_gpus(root))
     if gpus:
         return Gpus(tuple(gpus), "proc", True, detail)
@@ -317,6 +341,12 @@ def enumerate_gpus(*, root: str = "/", session: NvmlSession | None = None) -> Gp
     if gpus:
         return Gpus(tuple(gpus), "sysfs", len(gpus) == 1, detail)
     return Gpus((), "", False, f"{detail}, and no NVIDIA GPU in /proc or /sys")
+
+
+def _suspended(root: str) -> str:
+    """The address of an NVIDIA GPU that the kernel has put to sleep, "" for none."""
+    addresses = (gpu.pci for gpu in _sysfs_gpus(root))
+    return next((address for address in addresses if is_suspended(root, address)), "")
 
 
 def _by_bus(gpus: Sequence[Gpu]) -> list[Gpu]:
@@ -364,7 +394,7 @@ def _proc_gpus(root: str) -> list[Gpu]:
     container may see the files of all cards and have the nodes of some."""
     folder = os.path.join(root, "proc", "driver", "nvidia", "gpus")
     gpus = []
-    for name in _listed(folder):
+    for name in listed(folder):
         fields = _information(os.path.join(folder, name, "information"))
         minor = fields.get("Device Minor", "")
         if minor and not os.path.exists(os.path.join(root, "dev", f"nvidia{minor}")):
@@ -391,29 +421,11 @@ def _information(path: str) -> dict[str, str]:
 def _sysfs_gpus(root: str) -> list[Gpu]:
     folder = os.path.join(root, "sys", "bus", "pci", "devices")
     gpus = []
-    for name in _listed(folder):
+    for name in listed(folder):
         device = os.path.join(folder, name)
-        if (
-            _word(os.path.join(device, "vendor")) == "0x10de"
-            and _word(os.path.join(device, "class"))[:4] == "0x03"
-        ):
-            gpus.append(Gpu("", normal_pci(name), _word(os.path.join(device, "device"))))
+        if word(device, "vendor") == "0x10de" and word(device, "class")[:4] == "0x03":
+            gpus.append(Gpu("", normal_pci(name), word(device, "device")))
     return gpus
-
-
-def _listed(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
-
-
-def _word(path: str) -> str:
-    try:
-        with open(path, "rb") as file:
-            return file.read(32).strip().decode("ascii", "replace")
-    except OSError:
-        return ""
 
 
 def _text(value: Any) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from memledger.model import UNIFIED, USED_INCLUDES_RESERVED, Reading, absent, plausible
+from memledger.readings.files import is_suspended
 
 if TYPE_CHECKING:
     from memledger.readings import Source
@@ -36,6 +37,13 @@ _REASONS = {
     28: "gpu_lost",  # GPU not found
 }
 _TRY_V1_AFTER = (_INVALID_ARGUMENT, _NOT_SUPPORTED, _FUNCTION_NOT_FOUND, _ARGUMENT_VERSION_MISMATCH)
+
+# After these the driver may be another one than the session was opened with (a reload, an update).
+_MAYBE_RELOADED = (_UNINITIALIZED, 9, 15, 16, 18, 999)
+
+_FAR = 8
+"""A total that differs from the RAM's by more than one part in so many is not about the RAM. The
+kernel, firmware and carve-outs take a few percent."""
 
 _BACKOFF_FIRST_S = 1.0
 _BACKOFF_MOST_S = 60.0
@@ -98,6 +106,7 @@ class NvmlSession:
         self._lock = threading.Lock()
         self._module: Any = None
         self._users: set[int] = set()
+        self._failing: dict[int, int] = {}
         self._backoff = Backoff(self._clock)
         self._pid = os.getpid()
 
@@ -121,6 +130,30 @@ class NvmlSession:
         """Somebody in this process shut NVML down: the next `open` initialises again."""
         with self._lock:
             self._module = None
+            self._failing.clear()
+
+    def worked(self, user: object) -> None:
+        """`user` got an answer."""
+        self._failing.pop(id(user), None)
+
+    def failed(self, user: object) -> None:
+        """`user` got an error that a driver which was reloaded would give too. Once all users have,
+        twice in a row, NVML is shut down, and the next `open` initialises it anew; as long as one
+        GPU answers, a sick one costs the others nothing."""
+        with self._lock:
+            self._failing[id(user)] = self._failing.get(id(user), 0) + 1
+            if all(self._failing.get(user, 0) >= 2 for user in self._users):
+                self._shut_down()
+
+    def _shut_down(self) -> None:
+        """Under the lock."""
+        self._failing.clear()
+        module, self._module = self._module, None
+        try:
+            if module is not None:
+                module.nvmlShutdown()
+        except Exception:  # it is of no use for anything more either way
+            return
 
     def close(self, user: object) -> None:
         """`user` needs no session any more. Shuts NVML down after the last one."""
@@ -128,13 +161,9 @@ class NvmlSession:
             return
         with self._lock:
             self._users.discard(id(user))
-            if self._users or self._module is None:
-                return
-            module, self._module = self._module, None
-            try:
-                module.nvmlShutdown()
-            except Exception:  # it is of no use for anything more either way
-                return
+            self._failing.pop(id(user), None)
+            if not self._users:
+                self._shut_down()
 
     def _initialise(self) -> Any:
         module = self._given
@@ -158,9 +187,10 @@ class NvmlSource:
     """One GPU or MIG slice, by UUID or PCI address. A read enters the driver; the first one opens
     the session, which takes far longer.
 
-    A suspended GPU is not touched ("suspended"), so reading never wakes one. `system` stands in
-    where the GPU has no memory of its own and NVML cannot say anything (integrated GPUs): its
-    figures come back marked `unified`.
+    A suspended GPU is not touched ("suspended"), so reading never wakes one. `system` is given for
+    integrated GPUs, which have no memory of their own: it stands in where NVML cannot say anything,
+    or says a total that is far from the system's. Figures of an integrated GPU come back marked
+    `unified`.
     """
 
     name = "nvml"
@@ -182,11 +212,7 @@ class NvmlSource:
         self._pci = pci
         self._system = system
         self._session = session or default_session()
-        self._status_path = (
-            os.path.join(root, "sys", "bus", "pci", "devices", pci, "power", "runtime_status")
-            if pci
-            else ""
-        )
+        self._root = root
         self._backoff = Backoff(clock)
         self._handle: Any = None
         self._epoch = -1
@@ -194,31 +220,48 @@ class NvmlSource:
 
     def read(self) -> Reading:
         """Never raises."""
-        if self._suspended():
+        if is_suspended(self._root, self._pci):
             return absent(self.name, "suspended", "runtime_status is suspended")
         try:
             self._backoff.check()
             reading = self._ask()
         except Unavailable as why:
             reading = absent(self.name, why.reason, why.detail)
-        if self._system is not None and reading.reason in ("not_supported", "implausible"):
-            stand_in = self._system.read()
-            return stand_in._replace(flags=stand_in.flags | UNIFIED)
-        return reading
+        return reading if self._system is None else self._of_unified(reading, self._system)
+
+    def explain(self) -> str:
+        name = self._uuid or self._pci
+        if self._system is not None:
+            return (
+                f"asks NVML for {name}, an integrated GPU, and reads the machine's RAM where NVML "
+                "has no figure for it"
+            )
+        return (
+            f"asks NVML for {name}: device-wide, without a CUDA context; needs the driver's "
+            "libnvidia-ml and nvidia-ml-py in one member at least"
+        )
+
+    def _of_unified(self, reading: Reading, system: Source) -> Reading:
+        """NVML's `free` leaves out the page cache, which the system gives away when asked; so the
+        system's figures stand, and NVML's is what can be had at once."""
+        if not reading.known and reading.reason not in ("not_supported", "implausible"):
+            return reading
+        ram = system.read()
+        if ram.total is None or ram.free is None:
+            return reading
+        immediate = ram.immediate
+        if reading.free is not None and reading.total is not None:
+            if abs(reading.total - ram.total) <= ram.total // _FAR:
+                immediate = min(reading.free, ram.free)
+            else:
+                text = f"NVML's total {reading.total} is not that of the RAM"
+                ram = ram._replace(detail="; ".join(filter(None, (ram.detail, text))))
+        return ram._replace(flags=ram.flags | UNIFIED, immediate=immediate)
 
     def close(self) -> None:
         """Lets go of the NVML session; the next read opens it again."""
         self._handle = None
         self._session.close(self)
-
-    def _suspended(self) -> bool:
-        if not self._status_path:
-            return False
-        try:
-            with open(self._status_path, "rb") as file:
-                return file.read(32).strip() == b"suspended"
-        except OSError:
-            return False
 
     def _ask(self) -> Reading:
         nvml = self._session.open(self)
@@ -226,16 +269,19 @@ class NvmlSource:
             if self._handle is None or self._epoch != self._session.epoch:
                 self._handle = self._find(nvml)
                 self._epoch = self._session.epoch
+                self._only_v1 = False
             reading = self._memory(nvml)
         except Exception as error:  # one sick GPU must not stop the others, nor the host
             self._handle = None
             why = unavailable(error, "nvmlDeviceGetMemoryInfo")
             if _code_of(error) == _UNINITIALIZED:
                 self._session.lost()
-            if why.reason != "not_supported":
-                self._backoff.failed(why)
+            elif _code_of(error) in _MAYBE_RELOADED:
+                self._session.failed(self)
+            self._backoff.failed(why)
             raise why from None
         self._backoff.worked()
+        self._session.worked(self)
         return plausible(reading)
 
     def _find(self, nvml: Any) -> Any:
@@ -257,8 +303,8 @@ class NvmlSource:
             except Exception as error:  # what is not "no such call here" goes on to the caller
                 if _code_of(error) not in _TRY_V1_AFTER:
                     raise
-                self._only_v1 = _code_of(error) == _FUNCTION_NOT_FOUND
         memory = nvml.nvmlDeviceGetMemoryInfo(self._handle)
+        self._only_v1 = True  # with this driver; v2 is not tried before every reading
         return Reading(
             self.name, total=int(memory.total), free=int(memory.free), flags=USED_INCLUDES_RESERVED
         )

@@ -33,12 +33,12 @@ class Swap(NamedTuple):
     detail: str
 
 
-def machine_pool(*, root: str = "/") -> PoolSpec:
+def ram_pool(*, root: str = "/") -> PoolSpec:
     """The pool of this machine's RAM: the same for every process of this boot, in any container."""
     return PoolSpec(f"ram:{boot_identity(root=root)}", kind=KIND_RAM, largest_bytes=_largest())
 
 
-def machine_source(*, root: str = "/", bounded: bool = False) -> Source:
+def ram_source(*, root: str = "/", bounded: bool = False) -> Source:
     """/proc/meminfo where there is one, else psutil. bounded: see `Meminfo`."""
     if os.path.exists(os.path.join(root, "proc", "meminfo")):
         from memledger.readings.meminfo import Meminfo
@@ -59,8 +59,8 @@ def chain(*, root: str = "/") -> Chain:
         from memledger.readings.cgroup import CgroupSource
 
         sources = tuple(CgroupSource(group) for group in limited)
-    machine = machine_source(root=root, bounded=bool(limited))
-    return Chain((*pools, machine_pool(root=root)), (*sources, machine), detail)
+    machine = ram_source(root=root, bounded=bool(limited))
+    return Chain((*pools, ram_pool(root=root)), (*sources, machine), detail)
 
 
 def swap(*, root: str = "/") -> Swap:
@@ -124,7 +124,8 @@ def _limited(root: str) -> tuple[tuple[Group, ...], str]:
     most = LEVELS_MAX - 1
     if len(limited) > most:
         # The tightest bind first; of equals the outer one, which more processes share.
-        kept = set(sorted(reversed(limited), key=lambda group: limits[group] or 0)[:most])
+        outermost_first = limited[::-1]
+        kept = set(sorted(outermost_first, key=lambda group: limits[group] or 0)[:most])
         left_out = [group.name for group in limited if group not in kept]
         limited = [group for group in limited if group in kept]
         detail = f"wider limits left out: {', '.join(left_out)}"

@@ -107,7 +107,9 @@ def running(backend: str, index: int) -> Any | None:
         if backend != "cuda":
             return module
         # Asking about a device that this process has not used would make a context on it.
-        has_context = getattr(getattr(sys.modules["torch"], "_C", None), "_cuda_hasPrimaryContext", None)
+        has_context = getattr(
+            getattr(sys.modules["torch"], "_C", None), "_cuda_hasPrimaryContext", None
+        )
         used = has_context(index) if has_context is not None else module.memory_reserved(index) > 0
         return module if used else None
     except Exception:  # a half-imported or broken torch says nothing

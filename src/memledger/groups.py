@@ -1,0 +1,85 @@
+"""Who leads this process: a ComfyUI host, or any member with role "host".
+
+The group comes from the argument, else from MEMLEDGER_GROUP, else from the nearest ancestor that is
+a member with role host, else it is that of the only live leader; else there is none. Two servers on
+one machine never hear each other's clicks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import TYPE_CHECKING
+
+from memledger import _native
+from memledger.views import Member
+
+if TYPE_CHECKING:
+    from memledger.ledger import Ledger
+
+ENVIRONMENT = "MEMLEDGER_GROUP"
+_ANCESTORS_MAX = 32
+_ID_BYTES_MAX = 63
+
+
+def short_id(text: str) -> str:
+    """`text` where it fits 63 bytes of UTF-8, else a hash of it that does: the same everywhere."""
+    if not isinstance(text, str):
+        raise TypeError(f"id: expected a str, got {type(text).__name__}")
+    if len(text.encode("utf-8", "surrogatepass")) <= _ID_BYTES_MAX and "\0" not in text:
+        return text
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_ID_BYTES_MAX]
+
+
+class Job(_native.Job):
+    """A job of the group. `Ledger.job(id)` makes it; keep it and ask `interrupted()` at every
+    step."""
+
+    id: str
+
+    def __new__(cls, ledger: Ledger, job_id: str) -> Job:
+        self = super().__new__(cls, ledger, short_id(job_id))
+        self.id = job_id
+        return self
+
+    def __repr__(self) -> str:
+        return f"<memledger.Job {self.id!r}>"
+
+
+def find_leader(
+    members: tuple[Member, ...], own_slot: int, group: int
+) -> tuple[Member | None, str]:
+    """The member to follow and why (or why none), in one line."""
+    hosts = [m for m in members if m.role == "host" and m.state in ("live", "unverified")]
+    own = next((m for m in members if m.slot == own_slot), None)
+    if own is not None and own.role == "host":
+        return own, "it is a host itself"
+    if group:
+        named = [m for m in hosts if m.group == group]
+        if named:
+            return named[0], "named by the group"
+        return None, "no live host has joined with this group's name"
+    for pid in ancestors():
+        for host in hosts:
+            if host.pid == pid and (own is None or host.pid_namespace == own.pid_namespace):
+                return host, f"an ancestor (pid {pid})"
+    if len(hosts) == 1:
+        return hosts[0], "the only host"
+    if not hosts:
+        return None, "no host has joined"
+    return None, f"{len(hosts)} hosts, none of them an ancestor; name one by group="
+
+
+def ancestors() -> list[int]:
+    """Pids from the parent up, as far as can be seen. Linux; elsewhere the parent alone."""
+    pids: list[int] = []
+    pid = os.getppid()
+    while pid > 0 and len(pids) < _ANCESTORS_MAX:
+        pids.append(pid)
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                # The name in parentheses may contain anything; what follows the last one does not.
+                pid = int(file.read().rpartition(")")[2].split()[1])
+        except (OSError, IndexError, ValueError):
+            break
+    return pids
