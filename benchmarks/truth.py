@@ -1,4 +1,4 @@
-"""How wrong the free figure is, against a simulated card whose truth is known: `python benchmarks/truth.py`.
+"""How wrong the free figure is, beside a simulated card's truth: `python benchmarks/truth.py`.
 
 Four members load 1 to 10 GiB over 0.2 to 10 s (claimed before, published at 10 Hz through the
 claim), give memory back and say so 20 ms later; another program takes and leaves up to 6 GiB every
@@ -14,7 +14,7 @@ docs/accuracy.md has the bounds, and a table.
 --quick        some seconds, to see that everything works; its figures mean little
 
 Exits with 1 when a bound is broken.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ import bisect
 import contextlib
 import ctypes
 import faulthandler
+import itertools
 import json
 import math
 import mmap
@@ -596,7 +597,7 @@ def judge(samples: list[Sample], events: list[dict[str, Any]]) -> Result:
     if running:
         spans.append(span_of(running, begin, events))
     inside = [one for one in samples if begin <= one.t / 1e9 <= end]
-    read = [b for a, b in zip(inside, inside[1:], strict=False) if a.sequence != b.sequence]
+    read = [b for a, b in itertools.pairwise(inside) if a.sequence != b.sequence]
     kinds = [str(event["kind"]) for event in events if event["t"] >= begin]
     return Result(
         samples=counted,
@@ -629,7 +630,9 @@ def errors(one: Sample) -> tuple[int, int]:
     return max(0, one.free - highest), max(0, lowest - one.free)
 
 
-def moved_outside(samples: list[Sample], events: list[dict[str, Any]], window_s: float) -> list[int]:
+def moved_outside(
+    samples: list[Sample], events: list[dict[str, Any]], window_s: float
+) -> list[int]:
     """For each sample: by how much more was outside the ledger at some time in the window than is
     now, and the most that was in flight between driver and ledger in that time.
 
@@ -722,7 +725,7 @@ def span_of(
 
 
 def _spread(samples: list[Sample]) -> tuple[float, float, float]:
-    gaps = sorted((b.t - a.t) / 1e9 for a, b in zip(samples, samples[1:], strict=False)) or [0.0]
+    gaps = sorted((b.t - a.t) / 1e9 for a, b in itertools.pairwise(samples)) or [0.0]
     return (
         round(gaps[len(gaps) // 2], 4),
         round(gaps[min(len(gaps) - 1, len(gaps) * 99 // 100)], 4),
@@ -753,35 +756,31 @@ def broken_bounds(result: Result) -> list[str]:
 
 
 def table(results: dict[str, Result]) -> str:
-    rows = [
-        ("samples", [str(r.samples) for r in results.values()]),
-        ("exact", [f"{r.exact:.1%}" for r in results.values()]),
-        ("within 1 % of the card", [f"{r.within:.1%}" for r in results.values()]),
-        ("within 1 % + moved, 2 periods", [f"{r.within_moved:.2%}" for r in results.values()]),
-        ("within 1 % + moved, 3 periods", [f"{r.within_moved_3:.2%}" for r in results.values()]),
-        ("too high", [f"{r.high_share:.2%}" for r in results.values()]),
-        ("worst too high", [_span_text(r.high) for r in results.values()]),
-        ("longest too high", [_span_text(r.high_longest) for r in results.values()]),
-        ("worst too low", [f"{r.low_bytes / GIB:.2f} GiB" for r in results.values()]),
-        ("... beyond what moved", [f"{r.low_beyond_bytes / GIB:.2f} GiB" for r in results.values()]),
-        ("source frozen", [f"{r.frozen:.2%}" for r in results.values()]),
-        (
-            "between readings, p50 p99 max",
-            [" ".join(f"{s * 1000:.0f}" for s in r.reading_gap_s) + " ms" for r in results.values()],
-        ),
-        (
-            "between samples, p50 max",
-            [" ".join(f"{s * 1000:.1f}" for s in r.sample_gap_s) + " ms" for r in results.values()],
-        ),
+    rows: list[tuple[str, Callable[[Result], str]]] = [
+        ("samples", lambda r: str(r.samples)),
+        ("exact", lambda r: f"{r.exact:.1%}"),
+        ("within 1 % of the card", lambda r: f"{r.within:.1%}"),
+        ("within 1 % + moved, 2 periods", lambda r: f"{r.within_moved:.2%}"),
+        ("within 1 % + moved, 3 periods", lambda r: f"{r.within_moved_3:.2%}"),
+        ("too high", lambda r: f"{r.high_share:.2%}"),
+        ("worst too high", lambda r: _span_text(r.high)),
+        ("longest too high", lambda r: _span_text(r.high_longest)),
+        ("worst too low", lambda r: f"{r.low_bytes / GIB:.2f} GiB"),
+        ("... beyond what moved", lambda r: f"{r.low_beyond_bytes / GIB:.2f} GiB"),
+        ("source frozen", lambda r: f"{r.frozen:.2%}"),
+        ("between readings, p50 p99 max", lambda r: _milliseconds(r.reading_gap_s)),
+        ("between samples, p50 max", lambda r: _milliseconds(r.sample_gap_s)),
     ]
-    head = ("", list(results))
-    widths = [
-        max(len(cells[column]) for _, cells in [head, *rows]) for column in range(len(results))
-    ]
+    lines = [["", *results], *([name, *map(cell, results.values())] for name, cell in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
-        "  ".join([label.ljust(32), *(c.ljust(w) for c, w in zip(cells, widths, strict=True))])
-        for label, cells in [head, *rows]
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
     )
+
+
+def _milliseconds(seconds: tuple[float, ...]) -> str:
+    return " ".join(f"{s * 1000:.0f}" for s in seconds) + " ms"
 
 
 def _span_text(span: Span | None) -> str:
@@ -845,7 +844,7 @@ def main() -> int:
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.path.insert(0, str(ROOT))
-    from benchmarks.report import git_commit, machine
+    from benchmarks.report import machine
 
     results = {
         name: play(name, options.seed, options.seconds, options.keep)
@@ -857,7 +856,6 @@ def main() -> int:
         "seconds": options.seconds,
         "quick": options.quick,
         "total_bytes": TOTAL_BYTES,
-        "commit": git_commit(),
         "machine": machine(),
     }
     if options.json:
@@ -865,7 +863,7 @@ def main() -> int:
         print(json.dumps(about | {"runs": runs, "broken": broken}, indent=1))
     else:
         print(" ".join(f"{key}={value}" for key, value in about["machine"].items()))
-        print(f"commit {about['commit']}, seed {options.seed}, {options.seconds:g} s each, 48 GiB\n")
+        print(f"seed {options.seed}, {options.seconds:g} s each, a card of 48 GiB\n")
         print(table(results))
         for text in broken:
             print(f"broken: {text}")

@@ -300,7 +300,7 @@ void ml_people_refresh(ml_ledger *ledger);
 /* ---- sweep.c ---- */
 
 /* ml_sweep_begin in a view that need not be the ledger's; `me` is left alone. */
-int ml_sweep_begin_in(ml_ledger *ledger, ml_view *view, unsigned me, ml_sweep *out);
+int ml_sweep_begin_in(ml_ledger *ledger, ml_view *view, unsigned me, bool full, ml_sweep *out);
 
 /* ---- move.c ---- */
 

@@ -242,9 +242,9 @@ int ml_device_figures(ml_device *device, ml_figures *out) {
                       ml_totals_get(pool), &level);
         join_levels(out, &level, l);
     }
+    bool whole = ledger->mode != ML_MODE_PRIVATE && !ml_load_relaxed(&ledger->foreign_layout);
     ml_lock_release(&ledger->lock);
     if (lost) return ML_SLOW_LOST;
-    if (ml_load_relaxed(&ledger->foreign_layout) || ledger->mode == ML_MODE_PRIVATE)
-        out->flags &= ~(uint32_t)ML_FIGURES_COMPLETE;
+    if (!whole) out->flags &= ~(uint32_t)ML_FIGURES_COMPLETE;
     return out->flags & ML_FIGURES_KNOWN ? ML_OK : ML_NOT_READY;
 }

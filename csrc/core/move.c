@@ -34,7 +34,9 @@ int ml_enter_wait(ml_ledger *ledger) {
 /* ---- joining a view ---- */
 
 static void degrade(ml_ledger *ledger, int mode, int status, const os_error *error) {
+    ml_lock_wait(&ledger->lock); /* hot calls read it under M */
     ledger->mode = mode;
+    ml_lock_release(&ledger->lock);
     ledger->degraded_status = status;
     ledger->degraded_error = error ? *error : (os_error){0};
 }
@@ -45,7 +47,8 @@ static int find_seat(ml_ledger *ledger, ml_view *view, ml_seat *seat, os_error *
     if (status != ML_FULL) return status;
     ml_sweep sweep;
     uint64_t freed;
-    if (ml_sweep_begin_in(ledger, view, ML_NO_SLOT, &sweep) == ML_OK) (void)ml_sweep_commit(ledger, &sweep, &freed);
+    if (ml_sweep_begin_in(ledger, view, ML_NO_SLOT, true, &sweep) == ML_OK)
+        (void)ml_sweep_commit(ledger, &sweep, &freed);
     return ml_slot_join(ledger, view, seat, error);
 }
 

@@ -197,12 +197,12 @@ static void judge_frozen(const ml_view *view, unsigned index, const ml_pool *ent
 
 int ml_reading_begin(ml_ledger *ledger, unsigned number, const uint64_t *dead, ml_reading_op *op) {
     memset(op, 0, sizeof *op);
-    if (number >= ledger->pool_count) return ML_ERR_ARGUMENT;
     ml_lock_wait(&ledger->lock);
-    ml_local_pool *pool = &ledger->pool[number];
-    ml_view *view = pool->view;
-    unsigned index = pool->index;
+    bool known = number < ledger->pool_count;
+    ml_view *view = known ? ledger->pool[number].view : NULL;
+    unsigned index = known ? ledger->pool[number].index : 0;
     ml_lock_release(&ledger->lock);
+    if (!known) return ML_ERR_ARGUMENT;
     ml_pool *entry = ml_view_pool(view, index);
     op->pool = number;
     op->view = view;
@@ -286,7 +286,7 @@ static uint64_t period_of(const ml_local_pool *pool) {
 }
 
 int ml_reading_end(ml_ledger *ledger, const ml_reading_op *op, const ml_reading *reading) {
-    if (op->pool >= ledger->pool_count || reading->scope == ML_SCOPE_PROCESS) return ML_ERR_ARGUMENT;
+    if (op->pool >= ML_LOCAL_POOLS_MAX || !op->view || reading->scope == ML_SCOPE_PROCESS) return ML_ERR_ARGUMENT;
     uint64_t end_ns = os_now_ns(), took_ns = end_ns - op->begin_ns;
     ml_lock_wait(&ledger->lock);
     ml_local_pool *pool = &ledger->pool[op->pool];
@@ -346,11 +346,13 @@ void ml_reading_carry(ml_view *view, unsigned index, unsigned writer, const uint
 }
 
 int ml_reading_get(ml_ledger *ledger, unsigned number, ml_reading *out) {
-    if (number >= ledger->pool_count) return ML_ERR_ARGUMENT;
     if (ml_is_forked(ledger)) (void)ml_ledger_recover(ledger, ML_SLOW_FORK);
     ml_lock_wait(&ledger->lock);
-    ml_sample s = ml_totals_get(&ledger->pool[number])->sample;
+    bool known = number < ledger->pool_count;
+    ml_sample s = {0};
+    if (known) s = ml_totals_get(&ledger->pool[number])->sample;
     ml_lock_release(&ledger->lock);
+    if (!known) return ML_ERR_ARGUMENT;
     ml_sample_to_reading(&s, out);
     return s.sequence && s.reason == ML_REASON_NONE ? ML_OK : ML_NOT_READY;
 }

@@ -95,10 +95,13 @@ void ml_view_snapshot(const ml_view *view, unsigned index, ml_snapshot *out) {
 
 int ml_pool_snapshot(ml_ledger *ledger, unsigned pool, ml_snapshot *out) {
     memset(out, 0, sizeof *out);
-    if (pool >= ledger->pool_count) return ML_ERR_ARGUMENT;
     if (ml_is_forked(ledger)) (void)ml_ledger_recover(ledger, ML_SLOW_FORK);
     if (ml_load_acquire(&ledger->closed)) return ML_ERR_CLOSED;
     ml_cold_lock(ledger); /* the view cannot be retired meanwhile */
+    if (pool >= ledger->pool_count) {
+        ml_cold_unlock(ledger);
+        return ML_ERR_ARGUMENT;
+    }
     ml_view_snapshot(ledger->pool[pool].view, ledger->pool[pool].index, out);
     bool whole = ledger->mode == ML_MODE_SHARED && !ml_load_acquire(&ledger->foreign_layout);
     if (!whole) out->figures.flags &= ~(uint32_t)ML_FIGURES_COMPLETE;

@@ -34,6 +34,7 @@ static uint64_t left_in(const ml_view *view, unsigned pool, unsigned slot) {
 }
 
 static void note_wanted(ml_ledger *ledger, sweep_state *state, ml_sweep *out) {
+    ml_lock_wait(&ledger->lock);
     for (unsigned n = 0; n < ledger->pool_count; n++) {
         ml_local_pool *pool = &ledger->pool[n];
         if (pool->view != state->view) continue;
@@ -41,6 +42,7 @@ static void note_wanted(ml_ledger *ledger, sweep_state *state, ml_sweep *out) {
             if (ml_bit_in(out->dead, i) && left_in(state->view, pool->index, i)) out->want_reading |= UINT64_C(1) << n;
         }
     }
+    ml_lock_release(&ledger->lock);
 }
 
 /* A child that is forked meanwhile must not keep the locks: its fork hook closes what stands here. */
@@ -69,12 +71,25 @@ static void finish(ml_ledger *ledger, ml_sweep *sweep) {
     sweep->state = NULL;
 }
 
-/* Look at every other slot, and hold the locks of those that are dead. */
-static void find_dead(sweep_state *state, ml_sweep *out) {
-    for (unsigned i = 0; i < state->view->slot_count; i++) {
-        if (i == state->me || !has_left_something(state->view, i)) continue;
-        if (os_probe_held(&state->probe, i) != OS_NO) continue;
-        if (os_probe_share(&state->probe, i) != OS_OK) continue;
+#define MANY_SLOTS 16 /* below, looking at all costs a few microseconds */
+
+static unsigned slots_in_use(const ml_view *view) {
+    unsigned count = 0;
+    for (unsigned i = 0; i < view->slot_count; i++) count += ml_slot_in_use(view, i);
+    return count;
+}
+
+/* Look at the other slots from the own one on, and hold the locks of those that are dead. */
+static void find_dead(sweep_state *state, bool full, ml_sweep *out) {
+    const ml_view *view = state->view;
+    unsigned start = state->me == ML_NO_SLOT ? 0 : state->me + 1;
+    bool to_next_only = !full && slots_in_use(view) > MANY_SLOTS;
+    for (unsigned n = 0; n < view->slot_count; n++) {
+        unsigned i = (start + n) % view->slot_count;
+        if (i == state->me || !has_left_something(view, i)) continue;
+        os_answer held = os_probe_held(&state->probe, i);
+        if (held == OS_YES && to_next_only && ml_slot_in_use(view, i)) return;
+        if (held != OS_NO || os_probe_share(&state->probe, i) != OS_OK) continue;
         out->dead[i / 64] |= UINT64_C(1) << (i % 64);
         out->count++;
     }
@@ -86,7 +101,7 @@ static bool has_candidates(const ml_view *view, unsigned me) {
     return false;
 }
 
-int ml_sweep_begin_in(ml_ledger *ledger, ml_view *view, unsigned me, ml_sweep *out) {
+int ml_sweep_begin_in(ml_ledger *ledger, ml_view *view, unsigned me, bool full, ml_sweep *out) {
     os_error error;
     memset(out, 0, sizeof *out);
     if (!view->shared || !has_candidates(view, me)) return ML_OK;
@@ -106,7 +121,7 @@ int ml_sweep_begin_in(ml_ledger *ledger, ml_view *view, unsigned me, ml_sweep *o
         finish(ledger, out);
         return opened == OS_OK ? ML_BUSY : ML_ERR_SYSTEM;
     }
-    find_dead(state, out);
+    find_dead(state, full, out);
     if (out->count == 0)
         finish(ledger, out);
     else
@@ -114,13 +129,21 @@ int ml_sweep_begin_in(ml_ledger *ledger, ml_view *view, unsigned me, ml_sweep *o
     return ML_OK;
 }
 
-int ml_sweep_begin(ml_ledger *ledger, ml_sweep *out) {
+static int begin(ml_ledger *ledger, bool full, ml_sweep *out) {
     if (ml_is_forked(ledger)) (void)ml_ledger_recover(ledger, ML_SLOW_FORK);
     ml_lock_wait(&ledger->lock);
     ml_view *view = ledger->view;
     unsigned me = ledger->seat.me;
     ml_lock_release(&ledger->lock);
-    return ml_sweep_begin_in(ledger, view, me, out);
+    return ml_sweep_begin_in(ledger, view, me, full, out);
+}
+
+int ml_sweep_begin(ml_ledger *ledger, ml_sweep *out) {
+    return begin(ledger, true, out);
+}
+
+int ml_sweep_begin_near(ml_ledger *ledger, ml_sweep *out) {
+    return begin(ledger, false, out);
 }
 
 /* Is the newest reading of this pool one of ours that left all of `dead` out? Under M. */

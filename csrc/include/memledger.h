@@ -289,6 +289,9 @@ typedef struct ml_sweep {
 } ml_sweep;
 /* Find the dead. count 0: nobody, and nothing to commit. */
 int ml_sweep_begin(ml_ledger *ledger, ml_sweep *out);
+/* The same, but where many have joined only from the own slot up to the next live one: when every member does so each
+ * period, every slot is looked at, for the price of one look each. */
+int ml_sweep_begin_near(ml_ledger *ledger, ml_sweep *out);
 /* Clear them, where no reading without them was published since begin after moving their bytes to unaccounted.
  * *freed_bytes: held and claims given back. Always ends the sweep. */
 int ml_sweep_commit(ml_ledger *ledger, ml_sweep *sweep, uint64_t *freed_bytes);

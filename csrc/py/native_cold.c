@@ -235,8 +235,9 @@ static PyObject *snapshot_dict(module_state *state, const ml_snapshot *s) {
         return NULL;
     }
     return Py_BuildValue(
-        "{s:s,s:N,s:i,s:I,s:K,s:N,s:N,s:N,s:N}", "key", s->key, "aliases", aliases, "kind", s->kind, "shift", s->shift,
-        "generation", (unsigned long long)s->generation, "coherent", PyBool_FromLong(s->coherent), "figures",
+        "{s:N,s:N,s:i,s:I,s:K,s:N,s:N,s:N,s:N}", "key", foreign_text(s->key), "aliases", aliases, "kind", s->kind,
+        "shift", s->shift, "generation", (unsigned long long)s->generation, "coherent", PyBool_FromLong(s->coherent),
+        "figures",
         native_figures_object(state, &s->figures, s->figures.flags & ML_FIGURES_KNOWN ? ML_OK : ML_NOT_READY),
         "reading", reading_dict(&s->reading), "rows", rows);
 }
@@ -480,15 +481,16 @@ static void sweep_capsule_free(PyObject *capsule) {
     free(holder);
 }
 
-/* None: nobody is dead. Else (capsule, dead bitmap, pools that want a reading, count). */
-PyObject *native_ledger_sweep_begin(PyObject *self, PyObject *unused) {
-    int status;
-    (void)unused;
+/* _sweep_begin(full) -> None: nobody is dead. Else (capsule, dead bitmap, pools that want a reading, count). */
+PyObject *native_ledger_sweep_begin(PyObject *self, PyObject *full) {
+    int status, everywhere = PyObject_IsTrue(full);
+    if (everywhere < 0) return NULL;
     sweep_holder *holder = calloc(1, sizeof *holder);
     if (!holder) return PyErr_NoMemory();
     holder->ledger = ((LedgerObject *)self)->core;
     Py_BEGIN_ALLOW_THREADS;
-    status = ml_sweep_begin(holder->ledger, &holder->sweep);
+    status = everywhere ? ml_sweep_begin(holder->ledger, &holder->sweep)
+                        : ml_sweep_begin_near(holder->ledger, &holder->sweep);
     Py_END_ALLOW_THREADS;
     if (status != ML_OK || holder->sweep.count == 0) {
         free(holder);

@@ -30,6 +30,8 @@ _STATUS_TEXT = {
     -8: "out of memory",
 }
 _LAYOUTS_EVERY_S = 10.0
+_FULL_SWEEP_EVERY_S = 1.0
+_SOURCE_IDLE_S = 5.0
 
 
 class Ledger(_native.Ledger):
@@ -42,6 +44,7 @@ class Ledger(_native.Ledger):
     _pool_locks: dict[int, threading.Lock]
     _pool_sources: dict[int, Source]
     _source_retry: dict[int, tuple[float, float]]
+    _read_at: dict[int, float]
 
     def __new__(
         cls,
@@ -76,8 +79,10 @@ class Ledger(_native.Ledger):
         self._devices = {}
         self._pool_sources = {}
         self._source_retry = {}
+        self._read_at = {}
         self._pool_locks = {}
         self._layouts_at = 0.0
+        self._full_sweep_at = 0.0
         self._closed = False
         self.group = name
         self.holders = Holders()
@@ -100,6 +105,7 @@ class Ledger(_native.Ledger):
     _explicit_path: bool
     _closed: bool
     _layouts_at: float
+    _full_sweep_at: float
     _housekeeping: Housekeeping
 
     def __repr__(self) -> str:
@@ -264,6 +270,7 @@ class Ledger(_native.Ledger):
             self._closed = True
         self._leave()
         self._housekeeping.stop()
+        self._close_idle_sources(0.0)
         with _joined_lock:
             for key in [key for key, ledger in _joined.items() if ledger is self]:
                 del _joined[key]
@@ -305,6 +312,7 @@ class Ledger(_native.Ledger):
         if source is None or lock is None or not lock.acquire(timeout=source.timeout_s):
             return False
         try:
+            self._read_at[pool] = time.monotonic()
             begun = self._reading_begin(pool, dead)
             try:
                 reading = plausible(source.read())
@@ -316,7 +324,7 @@ class Ledger(_native.Ledger):
 
     def _publish_reading(self, pool: int, begun: bytes, reading: Reading) -> bool:
         if not reading.known:
-            self._reader_failed(pool)
+            self._reader_failed(pool, reading.reason)
             newest = self._reading(pool)
             if newest["sequence"] and newest["total"] is not None:
                 return False
@@ -340,22 +348,39 @@ class Ledger(_native.Ledger):
             return True
         return bool(self._reading_end(begun, *fields) == 0)
 
-    def _reader_failed(self, pool: int) -> None:
-        """Leave the pool to members that can read it; try again with a growing back-off."""
+    def _reader_failed(self, pool: int, reason: str | None) -> None:
+        """Leave the pool to members that can read it; try again with a growing back-off. A GPU that
+        sleeps has not failed: it may be awake in a second, and looking costs nothing."""
         _, step = self._source_retry.get(pool, (0.0, 0.5))
-        step = min(step * 2, 60.0)
+        step = 1.0 if reason == "suspended" else min(step * 2, 60.0)
         self._source_retry[pool] = (time.monotonic() + step, step)
         self._set_reader(pool, False)
+
+    def _close_idle_sources(self, idle_s: float) -> None:
+        """An open session with a driver keeps a laptop's GPU awake, so who has not read for
+        `idle_s` closes his: members that do not refresh, and everybody once nobody asks."""
+        now = time.monotonic()
+        for pool in [pool for pool, at in list(self._read_at.items()) if now - at >= idle_s]:
+            close = getattr(self._pool_sources.get(pool), "close", None)
+            lock = self._pool_locks.get(pool)
+            if close is None or lock is None:
+                self._read_at.pop(pool, None)
+            elif lock.acquire(blocking=False):  # else it is being read just now
+                try:
+                    self._read_at.pop(pool, None)
+                    close()
+                finally:
+                    lock.release()
 
     def _retry_sources(self) -> None:
         now = time.monotonic()
         for pool in [pool for pool, (at, _) in self._source_retry.items() if now >= at]:
             self._take_reading(pool)
 
-    def _sweep(self) -> int:
+    def _sweep(self, *, full: bool = True) -> int:
         """Members removed. Where they held bytes in a pool with a source, a reading without them is
         published first, so that what the driver still has goes to unaccounted, not to free."""
-        begun = self._sweep_begin()
+        begun = self._sweep_begin(full)
         if begun is None:
             return 0
         capsule, dead, wanted, count = begun
@@ -371,7 +396,11 @@ class Ledger(_native.Ledger):
     def _housekeep(self) -> float:
         """One round; returns seconds until the next. Raises LedgerClosed after leave()."""
         due, next_s, _ = self._tick()
-        self._sweep()
+        now = time.monotonic()
+        full = now >= self._full_sweep_at
+        if full:
+            self._full_sweep_at = now + _FULL_SWEEP_EVERY_S
+        self._sweep(full=full)
         self._find_leader()
         self._asks.take_back()
         if self.pending() & 1:
@@ -380,7 +409,7 @@ class Ledger(_native.Ledger):
             self._take_reading(pool)
         if self._source_retry:
             self._retry_sources()
-        now = time.monotonic()
+        self._close_idle_sources(_SOURCE_IDLE_S)
         if now >= self._layouts_at:
             self._layouts_at = now + _LAYOUTS_EVERY_S
             self._set_foreign_layout(bool(live_foreign_layouts(self.path)))

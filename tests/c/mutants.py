@@ -37,7 +37,7 @@ class Mutant:
 PENDING_STORE = "ml_exchange_seq_cst(own_word(a, i), a->mine[i]);"
 COMMIT = "if (!ml_cas_acq_rel(own_word(a, l), a->mine[l], ML_WORD(total, 0, 0))) {"
 SHARE = "if (os_probe_share(&state->probe, i) != OS_OK) continue;"
-S_OF_READING = "ml_min_u64(op->held_before[i], held_of(view, index, i))"
+S_OF_READING = "ml_min_u64(op->held_before[i], f.held)"
 OWN_WANTED = "a->wanted[i] = (bytes >> pool->shift) +"
 RING = ("(version + 1) % ML_RING_COPIES", "version * 0")
 

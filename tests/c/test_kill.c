@@ -119,7 +119,10 @@ static void act_on_claims(ml_ledger *ledger) {
     forward_ns += 2 * SECOND;
     CHECK_EQ(tick(ledger), ML_OK);
     CHECK_EQ(brief.expired, 1);
-    ml_store_release(&ml_view_record(ledger->view, acting->level[1]->index, 0)->waiting, UINT64_C(1) << 30 | 1);
+    ml_record *of_the_dead = ml_view_record(ledger->view, acting->level[1]->index, 0);
+    ml_store_release(&of_the_dead->waiting, UINT64_C(1) << 30 | 1);
+    ml_store_release(&of_the_dead->ask, 1);
+    ml_store_release(&of_the_dead->window, UINT64_C(1) << 40);
     CHECK_EQ(wait_claim(acting, 55 * UNIT, SECOND / 200, &other), ML_REFUSED); /* sweeps, stands in line */
 }
 
@@ -135,11 +138,49 @@ static void act_on_the_line(ml_ledger *ledger) {
     CHECK_EQ(ml_claim_cancel(&claim), ML_OK);
 }
 
+/* A group of one, and an ask of a second member of this process. */
+static void act_with_others(ml_ledger *ledger) {
+    ml_ledger *asker = join();
+    ml_ask ask;
+    ml_request request;
+    uint64_t bytes, waited_ns;
+    unsigned pool = ml_device_pool(acting, 0), asker_pool = ml_device_pool(open_levels(asker), 0), flags;
+    int answer;
+    CHECK_EQ(ml_group_follow(ledger, ledger->seat.me, ledger->seat.generation), ML_OK);
+    CHECK_EQ(ml_prompt_begin(ledger, "one"), ML_OK);
+    CHECK_EQ(ml_group_interrupt(ledger, 0), ML_OK);
+    CHECK_EQ(ml_prompt_end(ledger), ML_OK);
+    CHECK_EQ(ml_free_request(ledger, ML_FREE_CACHE, true), ML_OK);
+    CHECK_EQ(ml_free_request(ledger, ML_FREE_CACHE, false), ML_OK);
+    CHECK(ml_free_epoch(ledger, &flags) > 0);
+    CHECK_EQ(ml_window_open(acting, SECOND, &waited_ns), ML_OK);
+    ml_window_close(acting);
+    CHECK(ml_asking_begin(asker) > 0);
+    CHECK_EQ(ml_ask_send(asker, asker_pool, 1, UNIT, &ask), ML_OK); /* the hinderer never answers */
+    CHECK_EQ(ml_ask_withdraw(asker, &ask), ML_OK);
+    CHECK_EQ(ml_ask_send(asker, asker_pool, ledger->seat.me, 5 * UNIT, &ask), ML_OK);
+    CHECK_EQ(ml_request_next(ledger, &request), ML_OK);
+    CHECK_EQ(request.pool, pool);
+    CHECK_EQ(ml_request_answer(ledger, &request, ML_ANSWER_DONE, 5 * UNIT), ML_OK);
+    CHECK_EQ(ml_ask_poll(asker, &ask, &answer, &bytes), ML_OK);
+    CHECK_EQ(bytes, 5 * UNIT);
+    ml_asking_end(asker);
+    ml_account *part;
+    CHECK_EQ(ml_account_open(acting, "part", &part), ML_OK);
+    ml_amounts two = {2 * UNIT, 0, 0}, none = {0, 0, 0};
+    CHECK_EQ(ml_account_publish(part, &two), ML_OK);
+    CHECK_EQ(tick(ledger), ML_OK);
+    CHECK_EQ(ml_account_publish(part, &none), ML_OK);
+    CHECK_EQ(tick(ledger), ML_OK);
+    CHECK_EQ(ml_ledger_leave(asker), ML_OK);
+}
+
 static void act(void) {
     ml_ledger *ledger = join();
     act_on_pools(ledger);
     act_on_claims(ledger);
     act_on_the_line(ledger);
+    act_with_others(ledger);
     read_both(ledger, 45);
     ml_reading local = {.total = ROOM * UNIT, .free = ROOM * UNIT, .scope = ML_SCOPE_PROCESS};
     CHECK_EQ(ml_reading_local(ledger, ml_device_pool(open_pool_of(ledger, "sim:new"), 0), &local), ML_OK);

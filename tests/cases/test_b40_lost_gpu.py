@@ -87,7 +87,7 @@ def test_b40_failing_init_is_tried_once_per_step_by_each_process(
     assert member.figures()["reason"] == "probe_failed"
     tried, begun = driver.calls("init"), time.monotonic()
     for _ in range(50):
-        member.run("ledger._pool_sources[ledger.device(%r)._pools()[0]].read().reason" % A)
+        member.run(f"ledger._pool_sources[ledger.device({A!r})._pools()[0]].read().reason")
     # The steps are 1, 2, 4 ... seconds long, so there are at most as many as seconds, and one.
     assert driver.calls("init") - tried <= 1 + (time.monotonic() - begun), "one try per step"
     driver.fail_init(0)
@@ -111,7 +111,7 @@ def test_b40_refresher_killed_another_takes_over(spawn: Spawn, driver: FakeDrive
         member.call("open", A)
         member.publish(1 * GiB)
     slots = {m["slot"]: m["label"] for m in members[0].call("members")}
-    first = slots[wait_until(lambda: reading(members[0], A)["reader"] is not None and reading(members[0], A), what="a reader")["reader"]]  # fmt: skip
+    first = wait_until(lambda: slots.get(reading(members[0], A)["reader"]), what="a reader")
     victim = members[int(first[1])]
     victim.kill()
     rest = [member for member in members if member is not victim]
@@ -192,3 +192,37 @@ def test_b41_suspended_gpu_gets_no_call_at_all(
     calls = driver.calls()
     assert member.run("spec.sources[0].read().reason") == "suspended"
     assert driver.calls() == calls
+
+
+def test_b41_only_the_refresher_keeps_a_session_and_nobody_after_leaving(
+    spawn: Spawn, driver: FakeDriver
+) -> None:
+    """Every member once opened NVML at its first figure and never closed it."""
+    members = [spawn(f"m{n}", env=driver.env()) for n in range(3)]
+    for member in members:
+        member.call("open", A)
+    members[0].publish(1 * GiB)
+    wait_until(lambda: driver.calls("shutdown") >= 2, what="idle sessions closed")
+    assert driver.calls("init") - driver.calls("shutdown") <= 1
+    driver.set(0, free=5 * GiB)
+    wait_until(lambda: reading(members[2], A)["free"] == 5 * GiB, what="a reading by the refresher")
+    for member in members:
+        member.call("leave")
+    assert driver.calls("init") == driver.calls("shutdown")
+
+
+def test_b41_woken_gpu_is_read_again_soon(spawn: Spawn, driver: FakeDriver) -> None:
+    member = spawn("host", env=driver.env())
+    member.call("open", A)
+    member.publish(1 * GiB)
+    member.run("import memledger.readings.nvml as n; n.is_suspended = lambda root, pci: True")
+    wait_until(lambda: len(member.run("list(ledger._source_retry)")) == 1, what="it sleeps")
+    calls = driver.calls()
+    for _ in range(20):
+        member.run(f"ledger.device({A!r}).refresh(max_age_s=0)")
+    # Its idle session is closed in its time; nothing is asked.
+    assert driver.calls() - driver.calls("shutdown") <= calls
+    assert member.free() is not None, "the last good figure, with its age"
+    driver.set(0, free=8 * GiB)
+    member.run("n.is_suspended = lambda root, pci: False")
+    wait_until(lambda: reading(member, A)["free"] == 8 * GiB, what="a reading after it woke")

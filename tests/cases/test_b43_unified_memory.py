@@ -25,7 +25,9 @@ def write(root: Path, files: dict[str, object]) -> None:
             (root / name).write_text(f"{content}\n")
 
 
-def strix_halo(root: Path, ram: int = 128 * GiB, available: int = 100 * GiB, **more: object) -> None:
+def strix_halo(
+    root: Path, ram: int = 128 * GiB, available: int = 100 * GiB, **more: object
+) -> None:
     card = "sys/bus/pci/devices/0000:c5:00.0"
     write(
         root,

@@ -159,7 +159,7 @@ while os.path.exists({str(flag)!r}):
     with Raw(segment) as raw:
         word = raw.record_word(0, 0) + 1
         publishers = (raw[POOL_OFFSET] // 8) + 12
-        for _ in range(count(1500, 50_000)):
+        for _ in range(count(800, 50_000)):
             for w in range(4):
                 # Everybody "publishes" (nothing): long scans, so that it stands in one more often.
                 raw[publishers + w] = (1 << 64) - 1

@@ -174,7 +174,7 @@ while os.path.exists({str(flag)!r}):
     with Raw(segment) as raw:
         version = raw.record_word(0, 0)
         wait_until(lambda: raw[version] > 100, what="the writer publishes")
-        for _ in range(count(1500, 50_000)):
+        for _ in range(count(400, 50_000)):
             reader.stop()
             before = raw[version]
             while raw[version] < before + 16:

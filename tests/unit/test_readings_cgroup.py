@@ -35,12 +35,15 @@ class Tree:
         return target
 
     def meminfo(self, total: int, available: int, swap: int = 0, free: int | None = None) -> None:
-        self.write(
-            "proc/meminfo",
-            f"MemTotal: {total // KIB} kB\nMemFree: {(available // 2 if free is None else free) // KIB} kB\n"
-            f"MemAvailable: {available // KIB} kB\nSwapTotal: {swap // KIB} kB\n"
-            f"SwapFree: {swap // KIB} kB\n",
-        )
+        fields = {
+            "MemTotal": total,
+            "MemFree": available // 2 if free is None else free,
+            "MemAvailable": available,
+            "SwapTotal": swap,
+            "SwapFree": swap,
+        }
+        lines = (f"{name}: {value // KIB} kB\n" for name, value in fields.items())
+        self.write("proc/meminfo", "".join(lines))
 
     def own(self, *lines: str) -> None:
         self.write("proc/self/cgroup", "".join(f"{line}\n" for line in lines))
@@ -57,8 +60,7 @@ class Tree:
         self.write(f"{path}/memory.max", f"{limit}\n")
         self.write(f"{path}/memory.current", f"{current}\n")
         for name, value in files.items():
-            file = name.replace("__", ".").replace("_max", ".max") if "swap" in name else f"memory.{name}"
-            self.write(f"{path}/{file}", f"{value}\n")
+            self.write(f"{path}/memory.{name}", f"{value}\n")
         return self.key(path)
 
     def v1(self, path: str, limit: object = 9223372036854771712, usage: int = 0) -> str:
@@ -242,7 +244,9 @@ def test_cgroup_no_file_at_all_is_the_machine_alone(tree: Tree) -> None:
     assert [pool.key for pool in spec.levels] == [RAM]
 
 
-@pytest.mark.parametrize("text", ["max", "9223372036854771712", "9223372036854710272", "-1", "", "many"])
+@pytest.mark.parametrize(
+    "text", ["max", "9223372036854771712", "9223372036854710272", "-1", "", "many"]
+)
 def test_cgroup_no_limit_in_any_spelling_is_no_level(tree: Tree, text: str) -> None:
     tree.own("0::/job")
     tree.mounts(V2)
@@ -311,7 +315,12 @@ def test_cgroup_made_anew_under_the_same_name_is_another_pool(tree: Tree) -> Non
         (30, {"file": 10, "shmem": 8, "inactive_file": 5, "active_file": 5}, 28, 28),
         (30, {}, 30, 30),
         (30, {"anon": 28, "inactive_file": 10}, 28, 28),
-        (30, {"anon": 10, "shmem": 5, "kernel": 9, "slab_reclaimable": 4, "inactive_file": 25}, 20, 20),
+        (
+            30,
+            {"anon": 10, "shmem": 5, "kernel": 9, "slab_reclaimable": 4, "inactive_file": 25},
+            20,
+            20,
+        ),
         (30, {"anon": 10, "slab_unreclaimable": 6, "pagetables": 2, "active_file": 25}, 18, 30),
         (5, {"inactive_file": 46}, 0, 0),
         (5, {"anon": 46}, 5, 5),
@@ -347,7 +356,8 @@ def test_cgroup_v1_counts_are_those_of_the_whole_subtree(tree: Tree) -> None:
     tree.write(
         "sys/fs/cgroup/memory/job/memory.stat",
         f"cache {MiB}\ninactive_file 5\ntotal_cache {4 * GiB}\ntotal_shmem {GiB}\n"
-        f"total_inactive_file {GiB}\ntotal_active_file {2 * GiB}\ntotal_rss {2 * GiB}\nbad line x\n",
+        f"total_inactive_file {GiB}\ntotal_active_file {2 * GiB}\ntotal_rss {2 * GiB}\n"
+        "bad line x\n",
     )
     source = tree.spec().sources[0]
     assert source is not None

@@ -294,14 +294,18 @@ def _members(seen: Look) -> Iterator[Check]:
 
 
 def _devices(seen: Look) -> Iterator[Check]:
-    from memledger.readings import nvidia
+    from memledger.readings import amd, intel, nvidia
 
-    in_use = {pool.key: pool for pool in seen.pools}
+    in_use = {name: pool for pool in seen.pools for name in (*pool.aliases, pool.key)}
     shown: set[str] = set()
     gpus = nvidia.enumerate_gpus()
+    others = (*(gpu.key for gpu in amd.gpus()), *(gpu.key for gpu in intel.gpus()))
     yield from _device("ram", in_use, shown, seen)
     if not gpus.gpus:
-        yield Check("info", "gpu", f"none: {gpus.detail}")
+        if not others:
+            yield Check("info", "gpu", f"none: {gpus.detail}")
+    elif "suspended" in gpus.detail:
+        yield Check("info", "gpu", gpus.detail)
     elif gpus.seen_by != "nvml":
         yield Check(
             "look", "gpu", f"{len(gpus.gpus)} seen in {gpus.seen_by}, without figures: "
@@ -313,12 +317,12 @@ def _devices(seen: Look) -> Iterator[Check]:
                 "look", f"pci:{gpu.pci}", "is there, but does not answer",
                 "see `nvidia-smi` and the kernel log; a reset or a reboot may be needed",
             )  # fmt: skip
-    for key in gpus.keys():  # noqa: SIM118
+    for key in (*gpus.keys(), *others):
         yield from _device(key, in_use, shown, seen)
     for name in _simulated():
         yield from _device(f"sim:{name}", in_use, shown, seen)
-    for key, pool in in_use.items():
-        if key not in shown and pool.kind != "pin":
+    for pool in seen.pools:
+        if shown.isdisjoint((pool.key, *pool.aliases)) and pool.kind != "pin":
             yield _only_in_segment(pool, seen)
 
 
@@ -352,22 +356,36 @@ def _device(name: str, in_use: dict[str, Snapshot], shown: set[str], seen: Look)
             yield Check("info", subject, f"no source for it here; {_in_ledger(pool, seen)}")
             continue
         reading = source.read()
-        yield _sourced(subject, reading, pool, seen)
+        about = f"{_in_ledger(pool, seen)}; {source.explain()}"
+        if level is spec.levels[0] and spec.detail:
+            about += f" [{spec.detail}]"
+        if subject == "ram":
+            about += _swap()
+        yield _sourced(subject, reading, pool, about)
 
 
-def _sourced(subject: str, reading: Reading, pool: Snapshot | None, seen: Look) -> Check:
-    ledger = _in_ledger(pool, seen)
+def _swap() -> str:
+    """Swap that this process may use, which is never part of a free figure."""
+    from memledger.readings.ram import swap
+
+    found = swap()
+    return f"; swap {format_size(found.free)} of {format_size(found.total)}, {found.detail}"
+
+
+def _sourced(subject: str, reading: Reading, pool: Snapshot | None, about: str) -> Check:
+    """about: who reads it for the members, how, and what could be better."""
     detail = f" ({reading.detail})" if reading.detail else ""
     if not reading.known:
         return Check(
             "info" if reading.reason in ("suspended", "idle") else "look",
             subject,
-            f"{reading.source}: {reading.reason}{detail}; {ledger}",
+            f"{reading.source}: {reading.reason}{detail}; {about}",
             _advice(reading.reason or ""),
         )
     text = (
-        f"{reading.source}: {format_size(reading.free)} of {format_size(reading.total)} free"
-        f"{', unified with the RAM' if reading.unified else ''}{detail}; {ledger}"
+        f"{reading.source}: {format_size(reading.free)} of {format_size(reading.total)} free, "
+        f"scope {reading.scope}"
+        f"{', unified with the RAM' if reading.unified else ''}{detail}; {about}"
     )
     if pool is not None and pool.reading.reason:
         return Check("look", subject, text, _advice(pool.reading.reason))
