@@ -1,11 +1,12 @@
 /* What the C core costs without Python, and what the machine costs without the core.
  *
  *   scan cross N SAMPLES   N members in another process, on another core, publish once each; then the reader times one
- *                          bare scan of the lines they wrote, or one ml_device_free. Beside it the ping-pong of one line.
- *   scan warm N CALLS      N members in this process; the lines are in the reader's own cache.
- *   scan loop OP CALLS     OP that many times and nothing else, for a counter of instructions.
+ *                          bare scan of the lines they wrote, or one ml_device_free. Beside it the ping-pong of one
+ * line. scan warm N CALLS      N members in this process; the lines are in the reader's own cache. scan loop OP CALLS
+ * OP that many times and nothing else, for a counter of instructions.
  *
- * Prints "key value" lines, times in nanoseconds. The segment is a file under argv[1], made and left by this program. */
+ * Prints "key value" lines, times in nanoseconds. The segment is a file under argv[1], made and left by this program.
+ */
 #define _GNU_SOURCE
 #include "core/core.h"
 #include "core/hot.h"

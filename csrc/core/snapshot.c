@@ -109,9 +109,10 @@ int ml_pool_snapshot(ml_ledger *ledger, unsigned pool, ml_snapshot *out) {
     return ML_OK;
 }
 
-unsigned ml_view_members(const ml_view *view, os_probe *probe, ml_member *out, unsigned capacity) {
+unsigned ml_view_members(const ml_view *view, os_probe *probe, bool hosts_only, ml_member *out, unsigned capacity) {
     unsigned count = 0;
     for (unsigned i = 0; i < view->slot_count && count < capacity; i++) {
+        if (hosts_only && ml_load_relaxed(&ml_view_slot(view, i)->role) != ML_ROLE_HOST) continue;
         int state = ml_slot_liveness(view, i, probe);
         if (state == 0) continue;
         ml_slot_describe(view, i, &out[count]);
@@ -120,7 +121,7 @@ unsigned ml_view_members(const ml_view *view, os_probe *probe, ml_member *out, u
     return count;
 }
 
-unsigned ml_ledger_members(ml_ledger *ledger, ml_member *out, unsigned capacity) {
+static unsigned members(ml_ledger *ledger, bool hosts_only, ml_member *out, unsigned capacity) {
     os_probe probe = {.fd = -1};
     os_error error;
     if (ml_is_forked(ledger)) (void)ml_ledger_recover(ledger, ML_SLOW_FORK);
@@ -134,11 +135,19 @@ unsigned ml_ledger_members(ml_ledger *ledger, ml_member *out, unsigned capacity)
         if (open) ledger->sweeps[0] = &probe;
         os_fork_guard_unlock();
     }
-    unsigned count = ml_view_members(view, open ? &probe : NULL, out, capacity);
+    unsigned count = ml_view_members(view, open ? &probe : NULL, hosts_only, out, capacity);
     ledger->sweeps[0] = NULL;
     if (open) os_probe_close(&probe);
     ml_cold_unlock(ledger);
     return count;
+}
+
+unsigned ml_ledger_members(ml_ledger *ledger, ml_member *out, unsigned capacity) {
+    return members(ledger, false, out, capacity);
+}
+
+unsigned ml_ledger_hosts(ml_ledger *ledger, ml_member *out, unsigned capacity) {
+    return members(ledger, true, out, capacity);
 }
 
 /* ---- images ---- */
@@ -269,7 +278,7 @@ unsigned ml_image_members(ml_image *image, ml_member *out, unsigned capacity) {
     os_probe probe = {.fd = -1};
     os_error error;
     bool open = os_probe_open(image->view.path, &image->view.segment, image->view.lock_kind, &probe, &error) == OS_OK;
-    unsigned count = ml_view_members(&image->view, open ? &probe : NULL, out, capacity);
+    unsigned count = ml_view_members(&image->view, open ? &probe : NULL, false, out, capacity);
     if (open) os_probe_close(&probe);
     return count;
 }

@@ -6,7 +6,7 @@
 #include "core/hot.h"
 
 void ml_view_snapshot(const ml_view *view, unsigned index, ml_snapshot *out);
-unsigned ml_view_members(const ml_view *view, os_probe *probe, ml_member *out, unsigned capacity);
+unsigned ml_view_members(const ml_view *view, os_probe *probe, bool hosts_only, ml_member *out, unsigned capacity);
 void ml_sample_to_reading(const ml_sample *sample, ml_reading *out);
 const ml_view *ml_image_view(const ml_image *image);
 /* Does any process hold a slot of the file at `path`, whatever its layout? 1, 0, or -1: cannot tell. */

@@ -448,6 +448,8 @@ typedef struct ml_snapshot {
 int ml_pool_snapshot(ml_ledger *ledger, unsigned pool, ml_snapshot *out);
 /* Fills at most `capacity` members; the count is returned. Probes their liveness. */
 unsigned ml_ledger_members(ml_ledger *ledger, ml_member *out, unsigned capacity);
+/* The same, of ML_ROLE_HOST only: what a member looks through for a leader. */
+unsigned ml_ledger_hosts(ml_ledger *ledger, ml_member *out, unsigned capacity);
 
 /* A copy of a segment, taken by reading the file; joins nothing, maps nothing, changes nothing. `path` as in join.
  * ML_ERR_ABSENT, ML_ERR_FOREIGN, ML_ERR_LAYOUT, ML_ERR_SYSTEM with *info filled. */

@@ -110,6 +110,7 @@ bool native_add_types(PyObject *module);
 extern PyMethodDef native_module_methods[];
 /* native_group.c */
 extern const char *const native_outcome_names[5];
+PyObject *native_ledger_hosts(PyObject *self, PyObject *unused);
 PyObject *native_ledger_follow(PyObject *self, PyObject *args);
 PyObject *native_ledger_leader(PyObject *self, PyObject *unused);
 PyObject *native_ledger_prompt_begin(PyObject *self, PyObject *id);

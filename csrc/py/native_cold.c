@@ -533,17 +533,26 @@ PyObject *native_ledger_snapshot(PyObject *self, PyObject *pool_object) {
     return result;
 }
 
-PyObject *native_ledger_members(PyObject *self, PyObject *unused) {
+static PyObject *members_of(PyObject *self, unsigned (*list)(ml_ledger *, ml_member *, unsigned)) {
     unsigned count;
-    (void)unused;
     ml_member *members = malloc(ML_SLOTS_MAX * sizeof *members);
     if (!members) return PyErr_NoMemory();
     Py_BEGIN_ALLOW_THREADS;
-    count = ml_ledger_members(((LedgerObject *)self)->core, members, ML_SLOTS_MAX);
+    count = list(((LedgerObject *)self)->core, members, ML_SLOTS_MAX);
     Py_END_ALLOW_THREADS;
-    PyObject *list = members_list(members, count);
+    PyObject *result = members_list(members, count);
     free(members);
-    return list;
+    return result;
+}
+
+PyObject *native_ledger_members(PyObject *self, PyObject *unused) {
+    (void)unused;
+    return members_of(self, ml_ledger_members);
+}
+
+PyObject *native_ledger_hosts(PyObject *self, PyObject *unused) {
+    (void)unused;
+    return members_of(self, ml_ledger_hosts);
 }
 
 #define FINDINGS_MAX 256

@@ -240,6 +240,7 @@ static PyMethodDef ledger_methods[] = {
     {"_snapshot", native_ledger_snapshot, METH_O, NULL},
     {"_members", native_ledger_members, METH_NOARGS, NULL},
     {"_check", native_ledger_check, METH_NOARGS, NULL},
+    {"_hosts", native_ledger_hosts, METH_NOARGS, NULL},
     {"_follow", native_ledger_follow, METH_VARARGS, NULL},
     {"_leader", native_ledger_leader, METH_NOARGS, NULL},
     {"_prompt_begin", native_ledger_prompt_begin, METH_O, NULL},

@@ -47,27 +47,36 @@ class Job(_native.Job):
 
 
 def find_leader(
-    members: tuple[Member, ...], own_slot: int, group: int
+    hosts: tuple[Member, ...], own_slot: int, group: int
 ) -> tuple[Member | None, str]:
-    """The member to follow and why (or why none), in one line."""
-    hosts = [m for m in members if m.role == "host" and m.state in ("live", "unverified")]
-    own = next((m for m in members if m.slot == own_slot), None)
-    if own is not None and own.role == "host":
-        return own, "it is a host itself"
+    """The member to follow and why (or why none), in one line. hosts: members with role host."""
+    hosts = tuple(m for m in hosts if m.state in ("live", "unverified"))
+    for host in hosts:
+        if host.slot == own_slot:
+            return host, "it is a host itself"
+    if not hosts:
+        return None, "no host has joined"
     if group:
         named = [m for m in hosts if m.group == group]
         if named:
             return named[0], "named by the group"
         return None, "no live host has joined with this group's name"
+    namespace = own_pid_namespace()
     for pid in ancestors():
         for host in hosts:
-            if host.pid == pid and (own is None or host.pid_namespace == own.pid_namespace):
+            if (host.pid, host.pid_namespace) == (pid, namespace):
                 return host, f"an ancestor (pid {pid})"
     if len(hosts) == 1:
         return hosts[0], "the only host"
-    if not hosts:
-        return None, "no host has joined"
     return None, f"{len(hosts)} hosts, none of them an ancestor; name one by group="
+
+
+def own_pid_namespace() -> int:
+    """As members publish it: the namespace's inode, 0 where there is no such thing."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
 
 
 def ancestors() -> list[int]:

@@ -31,6 +31,7 @@ _STATUS_TEXT = {
 }
 _LAYOUTS_EVERY_S = 10.0
 _FULL_SWEEP_EVERY_S = 1.0
+_FIND_LEADER_EVERY_S = 1.0
 _SOURCE_IDLE_S = 5.0
 
 
@@ -88,6 +89,7 @@ class Ledger(_native.Ledger):
         self.holders = Holders()
         self._asks = Asks(self)
         self._leader_reason = ""
+        self._leader_at = 0.0
         self._reset_locks()
         self._find_leader()
         self._housekeeping = Housekeeping(self)
@@ -102,6 +104,7 @@ class Ledger(_native.Ledger):
     """What siblings may ask this process to release."""
     _asks: Asks
     _leader_reason: str
+    _leader_at: float
     _explicit_path: bool
     _closed: bool
     _layouts_at: float
@@ -239,12 +242,14 @@ class Ledger(_native.Ledger):
         return self._free_epoch()
 
     def _find_leader(self) -> None:
-        """Follow somebody, where nobody alive is followed yet."""
-        if self._leader() is not None:
+        """Follow somebody, where nobody alive is followed yet. Looks at most once a second."""
+        now = time.monotonic()
+        if now < self._leader_at or self._leader() is not None:
             return
-        info = self._info()
+        self._leader_at = now + _FIND_LEADER_EVERY_S
         key = _native.job_key(short_id(self.group)) if self.group else 0
-        found, self._leader_reason = find_leader(self.members(), info["slot"], key)
+        hosts = tuple(member_from(fields) for fields in self._hosts())
+        found, self._leader_reason = find_leader(hosts, self._info()["slot"], key)
         if found is not None:
             self._follow(found.slot, found.generation)
 
@@ -425,6 +430,7 @@ class Ledger(_native.Ledger):
     def _after_fork(self) -> None:
         """Called by the native module once this process has found itself to be a forked child."""
         if not self._closed:
+            self._leader_at = 0.0
             self._find_leader()
             self._housekeeping = Housekeeping(self)
             self._housekeeping.start()

@@ -459,6 +459,22 @@ def test_ram_b57_emulated_meminfo_beside_a_limit_gives_no_figure(tree: Tree) -> 
     assert "meminfo_suspect" in machine.read().detail
 
 
+def test_ram_b57_meminfo_mounted_over_is_not_the_machines(tree: Tree) -> None:
+    """lxcfs of today shows sound figures, of the container: as the machine's they would bind every
+    process outside of it."""
+    tree.mounts(("fuse.lxcfs", "/proc/meminfo", "/proc/meminfo", "rw"), V2)
+    tree.meminfo(4 * GiB, 3 * GiB)
+    (alone,) = tree.spec().sources
+    assert alone is not None
+    assert (alone.read().free, alone.read().suspect) == (3 * GiB, True)
+    tree.own("0::/")
+    tree.v2("sys/fs/cgroup", 4 * GiB, GiB)
+    machine = tree.spec().sources[-1]
+    assert machine is not None
+    assert machine.read().reason == "implausible"
+    assert "lxcfs" in machine.read().detail
+
+
 def test_ram_zfs_cache_is_named_and_not_free(tree: Tree) -> None:
     tree.write(
         "proc/spl/kstat/zfs/arcstats",

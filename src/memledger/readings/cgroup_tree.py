@@ -71,6 +71,13 @@ def own_place(*, root: str = "/") -> Place:
     return Place((), f"the own cgroup {path} lies outside of what is mounted")
 
 
+def is_mounted_over(path: str, *, root: str = "/") -> bool:
+    """Whether something of its own is mounted on `path`: an emulation of that file, such as lxcfs
+    makes for containers. Reads mountinfo: some 50 us."""
+    lines = _whole(os.path.join(root, "proc", "self", "mountinfo")).splitlines()
+    return any(len(fields := line.split(" ", 5)) > 4 and fields[4] == path for line in lines)
+
+
 def _own_path(own: str) -> tuple[int, str]:
     """(1 or 2, path) of the hierarchy that has the memory controller; (0, "") for none. A line of
     v1 that names the controller rules: v2 has a controller only while no v1 hierarchy does."""

@@ -24,16 +24,17 @@ class Meminfo:
 
     bounded: such a level stands before this one. Then a file that is not about the machine gives no
     reading at all ("implausible", "meminfo_suspect" in its detail): published, it would bind every
-    member outside of the container too.
+    member outside of the container too. emulated: something is mounted over the file.
     """
 
     name = "meminfo"
     timeout_s = 0.2
 
-    def __init__(self, *, root: str = "/", bounded: bool = False) -> None:
+    def __init__(self, *, root: str = "/", bounded: bool = False, emulated: bool = False) -> None:
         self._root = root
         self._path = os.path.join(root, "proc", "meminfo")
         self._bounded = bounded
+        self._emulated = emulated
 
     def read(self) -> Reading:
         """Never raises: a missing file is "no_probe", a forbidden one "no_permission", nonsense
@@ -49,7 +50,12 @@ class Meminfo:
             return absent(self.name, "probe_failed", f"read {self._path}: {error.strerror}")
         fields = parse_meminfo(content)
         reading = reading_of(fields, self.name)
-        if self._bounded and reading.known and not _of_the_machine(fields):
+        if self._emulated and reading.known:
+            text = f"{self._path} is emulated (lxcfs)"
+            detail = "; ".join(filter(None, (reading.detail, text)))
+            reading = reading._replace(flags=reading.flags | SUSPECT, detail=detail)
+        of_the_machine = not self._emulated and _of_the_machine(fields)
+        if self._bounded and reading.known and not of_the_machine:
             return absent(self.name, "implausible", f"meminfo_suspect: {reading.detail}")
         return self._with_cache_of_zfs(reading)
 

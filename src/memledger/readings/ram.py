@@ -41,9 +41,11 @@ def ram_pool(*, root: str = "/") -> PoolSpec:
 def ram_source(*, root: str = "/", bounded: bool = False) -> Source:
     """/proc/meminfo where there is one, else psutil. bounded: see `Meminfo`."""
     if os.path.exists(os.path.join(root, "proc", "meminfo")):
+        from memledger.readings.cgroup_tree import is_mounted_over
         from memledger.readings.meminfo import Meminfo
 
-        return Meminfo(root=root, bounded=bounded)
+        emulated = is_mounted_over("/proc/meminfo", root=root)
+        return Meminfo(root=root, bounded=bounded, emulated=emulated)
     from memledger.readings.psutil_ram import PsutilRam
 
     return PsutilRam()
