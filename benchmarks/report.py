@@ -80,7 +80,8 @@ def run(json_path: Path, quick: bool, keyword: str) -> int:
     """The benchmarks' own exit status; their output is shown when they fail."""
     command = [
         sys.executable, "-m", "pytest", "benchmarks", "-q", "--benchmark-disable-gc",
-        f"--benchmark-json={json_path}", "-p", "no:cacheprovider",
+        f"--benchmark-json={json_path}", f"--benchmark-storage={json_path.parent}",
+        "-p", "no:cacheprovider",
     ]  # fmt: skip
     command += ["--quick"] if quick else []
     command += ["-k", keyword] if keyword else []

@@ -429,7 +429,10 @@ class Ledger(_native.Ledger):
 
     def _after_fork(self) -> None:
         """Called by the native module once this process has found itself to be a forked child."""
-        if not self._closed:
+        # A fork that went past Python (raw clone, fork() in C) leaves the interpreter's own locks as
+        # they were in the parent: a new thread might wait on them for ever. The child is a member
+        # all the same, without housekeeping of its own.
+        if not self._closed and _hooked_pid == os.getpid():
             self._leader_at = 0.0
             self._find_leader()
             self._housekeeping = Housekeeping(self)
@@ -438,6 +441,7 @@ class Ledger(_native.Ledger):
 
 _joined: dict[str, Ledger] = {}
 _joined_lock = threading.Lock()
+_hooked_pid = os.getpid()  # of the process in which Python's own fork hooks ran last
 _alive: weakref.WeakSet[Ledger] = weakref.WeakSet()
 
 
@@ -508,8 +512,9 @@ def _bits(word: int) -> list[int]:
 
 def _reset_after_fork() -> None:
     """A lock that another thread held at the fork stays locked in the child: make them anew."""
-    global _joined_lock
+    global _joined_lock, _hooked_pid
     _joined_lock = threading.Lock()
+    _hooked_pid = os.getpid()
     for ledger in list(_alive):
         ledger._reset_locks()
 
