@@ -67,24 +67,36 @@ static void use_local(const ml_local_pool *pool, ml_totals *out) {
     out->sample.unaccounted = 0;
 }
 
-const ml_totals *ml_totals_get(ml_local_pool *pool) {
+static ML_COLD void remake_totals(ml_local_pool *pool, uint64_t newest, uint64_t params) {
+    ml_totals_make(pool->view, pool->index, pool->entry, pool->shift, &pool->totals);
+    use_local(pool, &pool->totals);
+    pool->seen_newest = newest;
+    pool->seen_params = params;
+    pool->totals_valid = true;
+}
+
+static inline const ml_totals *current_totals(ml_local_pool *pool) {
     uint64_t newest = ml_load_acquire(&pool->entry->newest);
     uint64_t params = ml_load_acquire(&pool->entry->param_version);
-    if (ML_UNLIKELY(!pool->totals_valid || newest != pool->seen_newest || params != pool->seen_params)) {
-        ml_totals_make(pool->view, pool->index, pool->entry, pool->shift, &pool->totals);
-        use_local(pool, &pool->totals);
-        pool->seen_newest = newest;
-        pool->seen_params = params;
-        pool->totals_valid = true;
-    }
+    if (ML_UNLIKELY(!pool->totals_valid || newest != pool->seen_newest || params != pool->seen_params))
+        remake_totals(pool, newest, params);
     return &pool->totals;
 }
 
+const ml_totals *ml_totals_get(ml_local_pool *pool) {
+    return current_totals(pool);
+}
+
 uint64_t ml_committed_by_others(const ml_local_pool *pool) {
-    uint64_t sum = 0;
-    ML_FOR_EACH_SLOT(i, ML_SLOT_BITS(pool->entry->publishers), pool->view->slot_count) {
-        if (i == pool->me) continue;
-        sum += ML_WORD_COMMITTED(ml_load_acquire(&ml_view_record(pool->view, pool->index, i)->word));
+    /* Taken out of the loop by hand: after each acquire load the compiler has to read plain fields again. */
+    const ml_view *view = pool->view;
+    const unsigned char *records = (const unsigned char *)ml_view_record(view, pool->index, 0);
+    const ml_u64 *publishers = pool->entry->publishers;
+    uint64_t stride = view->record_stride, sum = 0;
+    unsigned slot_count = view->slot_count, me = pool->me;
+    ML_FOR_EACH_SLOT(i, ML_SLOT_BITS(publishers), slot_count) {
+        if (i == me) continue;
+        sum += ML_WORD_COMMITTED(ml_load_acquire(&((const ml_record *)(const void *)(records + i * stride))->word));
     }
     return sum;
 }
@@ -95,7 +107,7 @@ static uint64_t clamp_difference(uint64_t plus, uint64_t minus, uint64_t top) {
 
 /* One pool's free, from words: bytes and whether it is known. Under M. */
 static int pool_free(ml_local_pool *pool, uint64_t *bytes) {
-    const ml_totals *totals = ml_totals_get(pool);
+    const ml_totals *totals = current_totals(pool);
     if (!totals->known) return ML_NOT_READY;
     uint64_t taken = ml_committed_by_others(pool) + ml_units_ceil(pool->held, pool->shift);
     *bytes = clamp_difference(totals->units, taken, ML_UNITS_MAX) << pool->shift;

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 from memledger import _native
 from memledger.errors import ClaimRefused, LedgerError, UnknownDevice
-from memledger.pins import PinClaim, Pins
 from memledger.views import Snapshot, reading_from, snapshot_from
 
 if TYPE_CHECKING:
     from memledger.asks import AskResult
     from memledger.ledger import Ledger
     from memledger.model import DeviceSpec, Reading
+    from memledger.pins import PinClaim, Pins
 
 _COUNT_OOM, _COUNT_REFUSED = 0, 1
 _OK, _REFUSED, _WAITING, _BUSY, _EXPIRED = 0, 1, 2, 3, 6
@@ -283,6 +283,7 @@ class Device(_Claiming, _native.Device):
     def _pins(self) -> Pins:
         if self._pin_pools is None:
             from memledger.model import KIND_CGROUP, KIND_RAM
+            from memledger.pins import Pins
 
             if self._spec.levels[0].kind not in (KIND_RAM, KIND_CGROUP):
                 raise UnknownDevice(self.name, "pins are of RAM", ("ram",))

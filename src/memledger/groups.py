@@ -7,7 +7,6 @@ one machine never hear each other's clicks.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from typing import TYPE_CHECKING
 
@@ -28,6 +27,8 @@ def short_id(text: str) -> str:
         raise TypeError(f"id: expected a str, got {type(text).__name__}")
     if len(text.encode("utf-8", "surrogatepass")) <= _ID_BYTES_MAX and "\0" not in text:
         return text
+    import hashlib  # 2 ms of import time that few processes ever need
+
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_ID_BYTES_MAX]
 
 

@@ -429,9 +429,9 @@ class Ledger(_native.Ledger):
 
     def _after_fork(self) -> None:
         """Called by the native module once this process has found itself to be a forked child."""
-        # A fork that went past Python (raw clone, fork() in C) leaves the interpreter's own locks as
-        # they were in the parent: a new thread might wait on them for ever. The child is a member
-        # all the same, without housekeeping of its own.
+        # A fork that went past Python (raw clone, fork() in C) leaves the interpreter's own locks
+        # as they were in the parent: a new thread might wait on them for ever. The child is a
+        # member all the same, without housekeeping of its own.
         if not self._closed and _hooked_pid == os.getpid():
             self._leader_at = 0.0
             self._find_leader()

@@ -37,7 +37,7 @@ from helpers.raw import (
     forged,
 )
 from helpers.system import linux_only
-from helpers.units import GiB, MiB, count
+from helpers.units import UNIT, GiB, MiB, count
 from helpers.waiting import wait_until
 from memledger import _native, sim
 from memledger.device import Device
@@ -330,6 +330,11 @@ def test_g9_newer_minor_layout_with_longer_structures_works(spawn: Any, segment:
     b.call("claim", 3 * GiB)
     assert b.figures()["held"] == 2 * GiB
     assert a.figures()["claimed_by_others"] == 3 * GiB
+    # Both lie where the header says, not where a build with shorter structures would put them.
+    with Raw(newer) as raw:
+        committed = [raw[raw.record_word(0, slot) + 1] >> 30 & ((1 << 30) - 1) for slot in (0, 1)]
+        assert committed == [2 * GiB // UNIT, 3 * GiB // UNIT]
+        assert raw.slots_in_use() == [0, 1]
     assert a.free() == TOTAL - 5 * GiB
     a.call("open", "sim:card?total=24GiB")
     a.publish(GiB)
