@@ -2,7 +2,8 @@
  *
  * One word beside the victim's record says who is asking it for how much; it is taken by CAS from idle, so one ask at a
  * time per victim and pool, and given back by CAS from exactly what was stored. The answer stands in the victim's own
- * record, and is good only for the sequence and the asker that it names. Nothing here waits. */
+ * record while the word says answered; its asker takes it by one CAS to idle, so it is credited at most once. Nothing
+ * here waits. */
 #include "core/core.h"
 
 #include <string.h>
@@ -11,6 +12,8 @@
 #define IDLE 0u
 #define ASKED 1u
 #define ACCEPTED 2u
+#define ANSWERED 3u
+#define UNREAD_NS UINT64_C(1000000000) /* for so long the victim leaves an answer to an asker that is stopped */
 #define ASK(state, asker, sequence, generation, units)                                    \
     ((uint64_t)(state) | (uint64_t)(asker) << 2 | ((uint64_t)(sequence) & 0x1fff) << 11 | \
      ((uint64_t)(generation) & 0x3ff) << 24 | (uint64_t)(units) << 34)
@@ -58,6 +61,14 @@ static bool is_live(uint64_t slot_word) {
     return ML_SLOT_STATE(slot_word) == ML_SLOT_LIVE;
 }
 
+/* Is somebody there who will read this answer? Who has ended its ask does not. */
+static bool is_awaited(const ml_view *view, uint64_t word) {
+    unsigned asker = ASK_ASKER(word);
+    if (asker == 0 || asker > view->slot_count) return false;
+    const ml_slot *slot = ml_view_slot(view, asker - 1);
+    return is_live(ml_load_acquire(&slot->state)) && ml_load_acquire(&slot->asking) != 0;
+}
+
 /* Under M. */
 static int send(ml_ledger *ledger, ml_local_pool *pool, unsigned victim, uint64_t bytes, ml_ask *ask) {
     if (pool->me == ML_NO_SLOT || victim >= pool->view->slot_count || victim == pool->me) return ML_ERR_ARGUMENT;
@@ -68,7 +79,8 @@ static int send(ml_ledger *ledger, ml_local_pool *pool, unsigned victim, uint64_
     uint64_t generation = ML_SLOT_GENERATION(slot_word);
     /* Of an earlier owner of the slot: nobody will ever answer it. */
     bool stale = ASK_GENERATION(old) != (generation & 0x3ff);
-    if (ASK_STATE(old) != IDLE && !stale) return ML_BUSY;
+    bool left = ASK_STATE(old) == ANSWERED && !is_awaited(pool->view, old);
+    if (ASK_STATE(old) != IDLE && !stale && !left) return ML_BUSY;
     uint64_t word = ASK(ASKED, pool->me + 1, ASK_SEQUENCE(old) + 1, generation, ml_units_ceil(bytes, pool->shift));
     ML_KILL_POINT("ask.send");
     if (!ml_cas_seq_cst(ask_word, old, word)) return ML_BUSY;
@@ -99,22 +111,29 @@ int ml_ask_send(ml_ledger *ledger, unsigned number, unsigned victim, uint64_t by
 
 /* The victim's record, or NULL when this handle has moved to another segment since. Under M. */
 static ml_record *record_of(ml_ledger *ledger, unsigned number, unsigned slot, const void *view) {
-    ml_local_pool *pool = &ledger->pool[number];
-    if (number >= ledger->pool_count || pool->view != view || slot >= pool->view->slot_count) return NULL;
+    if (number >= ledger->pool_count) return NULL;
+    const ml_local_pool *pool = &ledger->pool[number];
+    if (pool->view != view || slot >= pool->view->slot_count) return NULL;
     return ml_view_record(pool->view, pool->index, slot);
 }
 
 /* Under M. */
 static int poll(ml_ledger *ledger, const ml_ask *ask, int *outcome, uint64_t *bytes) {
-    const ml_record *record = record_of(ledger, ask->pool, ask->victim, ask->view);
+    ml_record *record = record_of(ledger, ask->pool, ask->victim, ask->view);
     if (!record) return ML_EXPIRED;
-    /* [O8] The answer is read first: it was stored before the word went back to idle. Other end: ml_request_answer.
-     * Else: an idle word, and the answer of an earlier ask. */
+    /* [O8] The word first: both parts of the answer were stored before it said answered. Other end:
+     * ml_request_answer. Else: our own word, and the bytes of an earlier ask. */
     uint64_t word = ml_load_acquire(&record->ask);
-    uint64_t answer = ml_load_acquire(&record->answer);
-    int said = ANSWER_OUTCOME(answer);
-    if (ANSWER_NAME(answer) == ANSWER_NAME(ask->word) && said >= ML_ANSWER_DONE && said <= ML_ANSWER_BUSY) {
-        *bytes = ml_min_u64(ml_load_acquire(&record->answer_bytes), ML_BYTES_MAX);
+    if (word == (ASK_NAME(ask->word) | ANSWERED)) {
+        uint64_t answer = ml_load_acquire(&record->answer);
+        uint64_t freed = ml_min_u64(ml_load_acquire(&record->answer_bytes), ML_BYTES_MAX);
+        int said = ANSWER_OUTCOME(answer);
+        ML_KILL_POINT("ask.taken");
+        /* Until this succeeds nobody else may have the cell; so what was read is ours, and is credited once. */
+        if (!ml_cas_seq_cst(&record->ask, word, ASK_NAME(word) | IDLE)) return ML_EXPIRED;
+        if (ANSWER_NAME(answer) != ANSWER_NAME(word) || said < ML_ANSWER_DONE || said > ML_ANSWER_BUSY)
+            return ML_EXPIRED;
+        *bytes = freed;
         *outcome = said;
         return ML_OK;
     }
@@ -192,18 +211,17 @@ int ml_request_answer(ml_ledger *ledger, const ml_request *request, int outcome,
     unsigned me = request->pool < ledger->pool_count ? ledger->pool[request->pool].me : ML_NO_SLOT;
     ml_record *own = me == ML_NO_SLOT ? NULL : record_of(ledger, request->pool, me, request->view);
     status = ML_EXPIRED;
-    if (own) {
+    /* Only while the ask stands: the cell may hold the answer to a later one, which its asker has not read yet. */
+    if (own && ml_load_acquire(&own->ask) == (ASK_NAME(request->word) | ACCEPTED)) {
         ML_KILL_POINT("ask.answer_bytes");
         ml_store_release(&own->answer_bytes, bytes);
         ML_KILL_POINT("ask.answer");
         ml_store_release(&own->answer, ANSWER(outcome, request->word));
-        ML_KILL_POINT("ask.idle");
-        /* [O8] */
-        if (ml_cas_seq_cst(&own->ask, ASK_NAME(request->word) | ACCEPTED, ASK_NAME(request->word) | IDLE)) {
+        ML_KILL_POINT("ask.answered");
+        /* [O8] Fails when it was taken back meanwhile: then no word ever leads to what was stored. */
+        if (ml_cas_seq_cst(&own->ask, ASK_NAME(request->word) | ACCEPTED, ASK_NAME(request->word) | ANSWERED)) {
             status = ML_OK;
             view = ledger->pool[request->pool].view;
-        } else {
-            ml_store_release(&own->answer, 0); /* taken back: an answer that nobody waits for must not be found later */
         }
     }
     ml_lock_release(&ledger->lock);
@@ -214,6 +232,40 @@ int ml_request_answer(ml_ledger *ledger, const ml_request *request, int outcome,
         (void)ml_ledger_count(ledger, bytes ? ML_COUNT_ANSWERED : ML_COUNT_DECLINED, 1);
     }
     return status;
+}
+
+/* Under M: an answer that its asker does not fetch, since it is stopped, must not keep others from asking. */
+static void drop_unread(ml_local_pool *pool, uint64_t now_ns) {
+    uint64_t word = ml_load_acquire(&pool->own->ask);
+    if (ASK_STATE(word) != ANSWERED) {
+        pool->answered_word = 0;
+    } else if (word != pool->answered_word) {
+        pool->answered_word = word;
+        pool->answered_ns = now_ns;
+    } else if (now_ns - pool->answered_ns >= UNREAD_NS) {
+        ML_KILL_POINT("ask.unread");
+        (void)ml_cas_seq_cst(&pool->own->ask, word, ASK_NAME(word) | IDLE);
+    }
+}
+
+void ml_ask_tick(ml_ledger *ledger, uint64_t now_ns) {
+    ml_lock_wait(&ledger->lock);
+    for (unsigned n = 0; n < ledger->pool_count && ledger->seat.slot; n++) {
+        ml_local_pool *pool = &ledger->pool[n];
+        if (pool->view == ledger->view && pool->me != ML_NO_SLOT) drop_unread(pool, now_ns);
+    }
+    ml_lock_release(&ledger->lock);
+}
+
+void ml_ask_forget(ml_view *view, unsigned index, unsigned slot) {
+    const ml_pool *pool = ml_view_pool(view, index);
+    ML_FOR_EACH_SLOT(i, ML_SLOT_BITS(pool->publishers), view->slot_count) {
+        ml_u64 *ask = &ml_view_record(view, index, i)->ask;
+        uint64_t word = ml_load_acquire(ask);
+        if (ASK_STATE(word) == IDLE || ASK_ASKER(word) != slot + 1) continue;
+        ML_KILL_POINT("ask.forget");
+        (void)ml_cas_seq_cst(ask, word, ASK_NAME(word) | IDLE);
+    }
 }
 
 /* ---- choosing ---- */
@@ -230,7 +282,8 @@ static bool in_prompt(const ml_view *view, const ml_slot *slot) {
 unsigned ml_ask_victims(ml_ledger *ledger, unsigned number, ml_victim *out, unsigned capacity) {
     unsigned count = 0;
     if (ml_enter_wait(ledger) != ML_OK) return 0;
-    if (number < ledger->pool_count) {
+    /* Who has no slot cannot be answered. */
+    if (number < ledger->pool_count && ledger->pool[number].me != ML_NO_SLOT) {
         const ml_local_pool *pool = &ledger->pool[number];
         ML_FOR_EACH_SLOT(i, ML_SLOT_BITS(pool->entry->publishers), pool->view->slot_count) {
             const ml_record *record = ml_view_record(pool->view, pool->index, i);

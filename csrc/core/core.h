@@ -57,7 +57,7 @@ typedef struct ml_sample {
     unsigned slot;
     uint64_t time_ns, total, free, reserved, immediate, soft_limit, source;
     unsigned scope, reason, flags, identical;
-    uint64_t unaccounted, excess[3], held[3], pair_time_ns[2], run_sequence, run_held, run_unaccounted, run_claims;
+    uint64_t unaccounted, excess[2], held[2], pair_time_ns, run_sequence, run_held, run_unaccounted, run_claims;
     uint64_t claims; /* of all members when it was taken; not in the cell */
 } ml_sample;
 
@@ -104,6 +104,7 @@ typedef struct ml_local_pool {
     uint64_t wanted_ns;                    /* since when readings are wanted without a break; 0: not wanted */
     ml_u64 own_reading_ns;                 /* when this process last published a reading here, by os_now_ns */
     ml_u64 due;                            /* process-local: a claim should take a reading first */
+    uint64_t answered_word, answered_ns;   /* under M: an answer that waits for its asker, and since when */
     char key[ML_KEY_BYTES];
     char alias[ML_ALIASES_MAX][ML_KEY_BYTES];
     unsigned kind;
@@ -291,6 +292,13 @@ bool ml_sample_newest(const ml_view *view, unsigned index, const ml_pool *entry,
 void ml_reading_carry(ml_view *view, unsigned index, unsigned writer, const uint64_t *dead);
 /* When readings are due; under cold. */
 void ml_reading_due(ml_ledger *ledger, ml_local_pool *pool, unsigned number, uint64_t now_ns, ml_tick *tick);
+
+/* ---- ask.c ---- */
+
+/* Housekeeping: answers that nobody fetches. */
+void ml_ask_tick(ml_ledger *ledger, uint64_t now_ns);
+/* Words of asks that `slot` has open in that pool go back to idle. The caller holds the slot's lock. */
+void ml_ask_forget(ml_view *view, unsigned index, unsigned slot);
 
 /* ---- people.c ---- */
 

@@ -9,10 +9,9 @@
 #define GENERATION_BITS(generation) ((generation) & 0xfff)
 #define INTERRUPT(key, sequence, generation) \
     ((uint64_t)(key) << 24 | ((uint64_t)(sequence) & 0xfff) << 12 | GENERATION_BITS(generation))
-#define FREE(ticket, flags, generation) \
-    ((uint64_t)(ticket) << 16 | ((uint64_t)(flags) & 0xf) << 12 | GENERATION_BITS(generation))
-#define FREE_TICKET(word) ((word) >> 16)
-#define FREE_FLAGS(word) ((unsigned)((word) >> 12 & 0xf))
+/* One ticket per flag, so that a request for one does not hide an earlier one for the other. */
+#define FREE_MASK ((UINT64_C(1) << 26) - 1)
+#define FREE_SHIFT(flag) ((flag) == ML_FREE_UNLOAD ? 38 : 12)
 #define CAS_TRIES 64
 
 /* The leader's slot while it lives: its words count. Gone, or never there: NULL. */
@@ -28,6 +27,7 @@ int ml_group_follow(ml_ledger *ledger, unsigned slot, uint64_t generation) {
     if (status != ML_OK) return status;
     bool none = slot >= ledger->view->slot_count;
     ml_ptr_store_release(&ledger->leader, NULL);
+    ml_store_release(&ledger->prompt_seen, 0); /* that of another leader */
     ml_store_release(&ledger->leader_generation, generation);
     if (!none) ml_ptr_store_release(&ledger->leader, ml_view_slot(ledger->view, slot));
     if (ledger->seat.slot) {
@@ -38,11 +38,16 @@ int ml_group_follow(ml_ledger *ledger, unsigned slot, uint64_t generation) {
     return ML_OK;
 }
 
-unsigned ml_group_leader(const ml_ledger *ledger, uint64_t *generation) {
-    ml_slot *slot = leader_of(ledger, generation);
-    if (!slot) return ML_SLOTS_MAX;
-    uint64_t offset = (uint64_t)((unsigned char *)slot - ledger->view->segment.base) - ledger->view->slot_offset;
-    return (unsigned)(offset / ledger->view->slot_stride);
+unsigned ml_group_leader(ml_ledger *ledger, uint64_t *generation) {
+    /* M: the slot and the view that it is counted in must be of one moment. */
+    ml_lock_wait(&ledger->lock);
+    const ml_slot *slot = leader_of(ledger, generation);
+    uint64_t index = ML_SLOTS_MAX;
+    if (slot)
+        index = ((uint64_t)((const unsigned char *)slot - ledger->view->segment.base) - ledger->view->slot_offset) /
+                ledger->view->slot_stride;
+    ml_lock_release(&ledger->lock);
+    return (unsigned)index;
 }
 
 uint64_t ml_job_key(const char *id) {
@@ -144,14 +149,26 @@ int ml_prompt_get(ml_ledger *ledger, ml_prompt *out) {
 
 /* ---- free ---- */
 
+/* `word` with this request in it: per flag the later ticket stays. */
+static uint64_t with_request(uint64_t word, unsigned flags, uint64_t ticket, uint64_t generation) {
+    uint64_t out = GENERATION_BITS(word) == GENERATION_BITS(generation) ? word : GENERATION_BITS(generation);
+    for (unsigned flag = ML_FREE_UNLOAD; flag <= ML_FREE_CACHE; flag <<= 1) {
+        uint64_t old = out >> FREE_SHIFT(flag) & FREE_MASK;
+        if (!(flags & flag) || (old && ((ticket - old) & FREE_MASK) > FREE_MASK / 2)) continue;
+        out = (out & ~(FREE_MASK << FREE_SHIFT(flag))) | (ticket & FREE_MASK) << FREE_SHIFT(flag);
+    }
+    return out;
+}
+
 static int raise_free(ml_ledger *ledger, ml_u64 *word, unsigned flags, uint64_t generation) {
-    uint64_t ticket = ml_fetch_add_seq_cst(&ml_view_header(ledger->view)->free_ticket, 1) + 1;
+    uint64_t ticket;
+    do { /* a field of 0 is no request */
+        ticket = ml_fetch_add_seq_cst(&ml_view_header(ledger->view)->free_ticket, 1) + 1;
+    } while ((ticket & FREE_MASK) == 0);
     for (int i = 0; i < CAS_TRIES; i++) {
         uint64_t old = ml_load_acquire(word);
-        bool current = GENERATION_BITS(old) == GENERATION_BITS(generation);
-        if (current && FREE_TICKET(old) >= ticket) return ML_OK; /* a later request has overtaken this one */
         ML_KILL_POINT("group.free");
-        if (ml_cas_seq_cst(word, old, FREE(ticket, flags, generation))) return ML_OK;
+        if (ml_cas_seq_cst(word, old, with_request(old, flags, ticket, generation))) return ML_OK;
     }
     return ML_BUSY;
 }
@@ -166,15 +183,33 @@ int ml_free_request(ml_ledger *ledger, unsigned flags, bool all) {
     return slot ? raise_free(ledger, &slot->free_request, flags, generation) : ML_NOT_READY;
 }
 
-/* The newest request that concerns this member, and with `since` the flags of both kinds that came after it. */
+/* The newest request in `word` as a full ticket, and which flags were wanted after `since`. The counter was raised
+ * before the word, so it is at most 2^26 ahead; 67 million requests later an old one would look new. */
+static uint64_t newest_request(uint64_t word, uint64_t counter, uint64_t since, unsigned *flags) {
+    uint64_t newest = 0;
+    for (unsigned flag = ML_FREE_UNLOAD; flag <= ML_FREE_CACHE; flag <<= 1) {
+        uint64_t field = word >> FREE_SHIFT(flag) & FREE_MASK;
+        uint64_t ticket = counter - ((counter - field) & FREE_MASK);
+        if (field == 0 || ticket > counter) continue;
+        if (ticket > since) *flags |= flag;
+        newest = ml_max_u64(newest, ticket);
+    }
+    return newest;
+}
+
+/* The newest request that concerns this member, and the flags of those after `since`. */
 static uint64_t free_words(const ml_ledger *ledger, uint64_t since, unsigned *flags) {
     uint64_t generation;
     const ml_slot *slot = leader_of(ledger, &generation);
-    uint64_t all = ml_load_acquire(&ml_view_header(ledger->view)->free_all);
+    const ml_header *header = ml_view_header(ledger->view);
+    uint64_t all = ml_load_acquire(&header->free_all);
     uint64_t own = slot ? ml_load_acquire(&slot->free_request) : 0;
+    *flags = 0;
     if (GENERATION_BITS(own) != GENERATION_BITS(generation)) own = 0;
-    *flags = (FREE_TICKET(all) > since ? FREE_FLAGS(all) : 0) | (FREE_TICKET(own) > since ? FREE_FLAGS(own) : 0);
-    return ml_max_u64(FREE_TICKET(all), FREE_TICKET(own));
+    if (ML_LIKELY((all | own) == 0)) return 0;
+    uint64_t counter = ml_load_acquire(&header->free_ticket);
+    uint64_t newest = newest_request(all, counter, since, flags);
+    return ml_max_u64(newest, newest_request(own, counter, since, flags));
 }
 
 uint64_t ml_free_epoch(ml_ledger *ledger, unsigned *flags) {
@@ -186,10 +221,9 @@ uint64_t ml_free_epoch(ml_ledger *ledger, unsigned *flags) {
 }
 
 void ml_group_forget(ml_ledger *ledger) {
-    unsigned flags;
     ml_ptr_store_release(&ledger->leader, NULL);
-    /* Requests from before this process came are not for it. */
-    ml_store_release(&ledger->free_seen, free_words(ledger, UINT64_MAX, &flags));
+    /* Requests from before this process came are not for it, whoever it will follow. */
+    ml_store_release(&ledger->free_seen, ml_load_acquire(&ml_view_header(ledger->view)->free_ticket));
     ml_store_release(&ledger->prompt_seen, 0);
 }
 

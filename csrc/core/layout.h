@@ -59,7 +59,7 @@ typedef struct ml_slot {
     ml_u64 attention; /* any, fetch-or of ML_ATTENTION_*; owner clears bits */
     /* Words of a leader, read by its group. */
     ml_u64 interrupt;    /* any of the group, by CAS: job key << 24 | sequence << 12 | generation */
-    ml_u64 free_request; /* any of the group, by CAS: ticket << 16 | flags << 12 | generation */
+    ml_u64 free_request; /* any of the group, by CAS: unload ticket << 38 | cache ticket << 12 | generation */
     ml_u64 prompt;       /* owner: sequence << 1 | active */
     ml_u64 prompt_key;   /* owner: job key of the prompt that runs; 0: none */
     /* From here the owner writes while joining, before `state` says live; nobody changes it later. */
@@ -152,16 +152,16 @@ typedef struct ml_reading_cell {
     ml_u64 time_ns; /* owner: os_boottime_ns */
     ml_u64 total, free, reserved, immediate, soft_limit;
     ml_u64 source;
-    ml_u64 meta;        /* scope | reason << 8 | flags << 16 | identical readings << 24 */
-    ml_u64 unaccounted; /* U, made from the pairs below */
-    ml_u64 excess[3];   /* max(0, D - S) of this reading and of the two before it */
-    ml_u64 held[3];     /* S that belongs to each */
-    ml_u64 pair_time_ns[2];
+    ml_u64 meta;            /* scope | reason << 8 | flags << 16 | identical readings << 24 */
+    ml_u64 unaccounted;     /* U, made from the pairs below */
+    ml_u64 excess[2];       /* max(0, D - S) of this reading and of the one before it */
+    ml_u64 held[2];         /* S that belongs to each */
+    ml_u64 pair_time_ns;    /* when the older pair was read */
     ml_u64 run_sequence;    /* sequence of the first of the run of bit-identical readings that this one ends */
     ml_u64 run_held;        /* its S */
     ml_u64 run_unaccounted; /* its U, which a frozen source keeps */
     ml_u64 run_claims;      /* claims in all at its first reading */
-    ml_u64 spare[2];
+    ml_u64 spare[5];
 } ml_reading_cell;
 _Static_assert(sizeof(ml_reading_cell) == 192, "reading");
 

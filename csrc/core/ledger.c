@@ -281,6 +281,26 @@ void ml_ledger_wait(ml_ledger *ledger, uint64_t timeout_ns) {
     ml_store_release(&ledger->waited, ml_load_acquire(&ledger->woken));
 }
 
+/* The futex word, and above it how often this process has raised it itself or moved to another one. */
+static uint64_t mark_of(ml_ledger *ledger, uint32_t **word) {
+    ml_lock_wait(&ledger->lock);
+    *word = wake_word(ledger);
+    uint64_t value = (uint32_t)ml_load_acquire((const ml_u64 *)(const void *)*word);
+    value |= ml_load_acquire(&ledger->woken) << 32;
+    ml_lock_release(&ledger->lock);
+    return value;
+}
+
+uint64_t ml_ledger_wake_mark(ml_ledger *ledger) {
+    uint32_t *word;
+    return mark_of(ledger, &word);
+}
+
+void ml_ledger_wait_from(ml_ledger *ledger, uint64_t mark, uint64_t timeout_ns) {
+    uint32_t *word;
+    if (mark_of(ledger, &word) == mark) os_wait(word, (uint32_t)mark, timeout_ns);
+}
+
 uint32_t *ml_wake_raise(ml_ledger *ledger) {
     uint32_t *word = wake_word(ledger);
     ml_fetch_add_seq_cst(&ledger->woken, 1);

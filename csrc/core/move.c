@@ -364,6 +364,7 @@ int ml_ledger_tick(ml_ledger *ledger, ml_tick *out) {
     retry_private_pools(ledger);
     pass_on_asked(ledger, now_ns);
     ml_people_refresh(ledger);
+    ml_ask_tick(ledger, now_ns);
     for (unsigned n = 0; n < ledger->pool_count; n++) ml_reading_due(ledger, &ledger->pool[n], n, now_ns, out);
     ledger->period_ns = out->next_ns;
     out->changed = ledger->rejoin_count != moves;

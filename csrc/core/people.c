@@ -29,14 +29,19 @@ static unsigned account_place(ml_ledger *ledger, const char *name) {
     return ML_ACCOUNTS_MAX;
 }
 
+/* Names that are the same in their first 15 bytes share a place, and those for which there is none are left out. */
 static void store_accounts(ml_ledger *ledger, ml_device *device) {
     ml_local_pool *pool = device->level[0];
+    uint64_t held[ML_ACCOUNTS_MAX + 1] = {0};
     if (pool->me == ML_NO_SLOT || pool->view != ledger->view) return;
     for (const ml_account *account = device->account.next; account; account = account->next) {
         unsigned place = account_place(ledger, account->name);
-        if (place == ML_ACCOUNTS_MAX) return;
+        held[place] = ml_add_sat(held[place], account->amounts.held);
+    }
+    for (unsigned a = 0; a < ML_ACCOUNTS_MAX; a++) {
+        if (ml_load_relaxed(&pool->own->account_held[a]) == held[a]) continue;
         ML_KILL_POINT("people.account_held");
-        ml_store_release(&pool->own->account_held[place], account->amounts.held);
+        ml_store_release(&pool->own->account_held[a], held[a]);
     }
 }
 

@@ -29,11 +29,11 @@ static void cell_load(const ml_reading_cell *cell, ml_sample *out) {
     out->flags = (unsigned)(meta >> 16 & 0xff);
     out->identical = (unsigned)(meta >> 24 & 0xff);
     out->unaccounted = ml_load_acquire(&cell->unaccounted);
-    for (int j = 0; j < 3; j++) {
+    for (int j = 0; j < 2; j++) {
         out->excess[j] = ml_load_acquire(&cell->excess[j]);
         out->held[j] = ml_load_acquire(&cell->held[j]);
     }
-    for (int j = 0; j < 2; j++) out->pair_time_ns[j] = ml_load_acquire(&cell->pair_time_ns[j]);
+    out->pair_time_ns = ml_load_acquire(&cell->pair_time_ns);
     out->run_sequence = ml_load_acquire(&cell->run_sequence);
     out->run_held = ml_load_acquire(&cell->run_held);
     out->run_unaccounted = ml_load_acquire(&cell->run_unaccounted);
@@ -56,11 +56,11 @@ static void cell_store(ml_reading_cell *cell, const ml_sample *in) {
     ml_store_release(&cell->meta, (uint64_t)in->scope | (uint64_t)in->reason << 8 | (uint64_t)in->flags << 16 |
                                       (uint64_t)in->identical << 24);
     ml_store_release(&cell->unaccounted, in->unaccounted);
-    for (int j = 0; j < 3; j++) {
+    for (int j = 0; j < 2; j++) {
         ml_store_release(&cell->excess[j], in->excess[j]);
         ml_store_release(&cell->held[j], in->held[j]);
     }
-    for (int j = 0; j < 2; j++) ml_store_release(&cell->pair_time_ns[j], in->pair_time_ns[j]);
+    ml_store_release(&cell->pair_time_ns, in->pair_time_ns);
     ml_store_release(&cell->run_sequence, in->run_sequence);
     ml_store_release(&cell->run_held, in->run_held);
     ml_store_release(&cell->run_unaccounted, in->run_unaccounted);
@@ -80,7 +80,7 @@ static void clamp(ml_sample *s) {
     s->reserved = ml_min_u64(s->reserved, s->total);
     s->unaccounted = ml_min_u64(s->unaccounted, s->total);
     s->run_unaccounted = ml_min_u64(s->run_unaccounted, s->total);
-    for (int j = 0; j < 3; j++) s->excess[j] = ml_min_u64(s->excess[j], s->total);
+    for (int j = 0; j < 2; j++) s->excess[j] = ml_min_u64(s->excess[j], s->total);
 }
 
 bool ml_sample_newest(const ml_view *view, unsigned index, const ml_pool *entry, ml_sample *out) {
@@ -117,41 +117,27 @@ static uint64_t held_of(const ml_view *view, unsigned index, unsigned slot) {
     return figure_of(view, index, slot).held;
 }
 
-/* What pair j of `from` says about unaccounted bytes, now that members publish `held` in all. */
+/* What pair j of `from` says about unaccounted bytes, now that members publish `held` in all: what they have published
+ * since was in flight between the driver and the ledger then, or has landed since; either way it is nobody else's. */
 static uint64_t said_by(const ml_sample *from, unsigned j, uint64_t held) {
     return ml_sub_sat(from->excess[j], ml_sub_sat(held, from->held[j]));
 }
 
-/* U: what the reading shows as used and nobody holds. The two readings before count too, less what members have
- * published since: bytes that were in flight between the driver and the ledger then are not foreign ones. */
+/* U: what the newest reading shows as used and nobody holds, or the one before it where that says more: a member that
+ * has freed bytes and not published it yet hides as many foreign ones. */
 static uint64_t unaccounted_of(const ml_sample *s) {
-    return ml_max_u64(s->excess[0], ml_max_u64(said_by(s, 1, s->held[0]), said_by(s, 2, s->held[0])));
+    return ml_max_u64(s->excess[0], said_by(s, 1, s->held[0]));
 }
 
-static void copy_pair(ml_sample *to, unsigned at, const ml_sample *from, unsigned j) {
-    to->excess[at] = from->excess[j];
-    to->held[at] = from->held[j];
-}
-
-/* The pairs of `previous` become the older ones of `s`. Readings that follow closer than one and a half periods share
- * a place, which goes to the one that says more, so that somebody who refreshes in a loop does not shorten the window.
- */
-static void carry_pairs(ml_sample *s, const ml_sample *previous) {
-    /* A pair from the future is of another member's clock, which rules nothing here: it moves on. */
-    bool close = previous->pair_time_ns[0] != 0 && s->time_ns >= previous->pair_time_ns[0] &&
-                 s->time_ns - previous->pair_time_ns[0] < ML_PERIOD_BUSY_NS + ML_PERIOD_BUSY_NS / 2;
-    if (close) {
-        bool newer = said_by(previous, 0, s->held[0]) >= said_by(previous, 1, s->held[0]);
-        copy_pair(s, 1, previous, newer ? 0 : 1);
-        copy_pair(s, 2, previous, 2);
-        s->pair_time_ns[0] = previous->pair_time_ns[0];
-        s->pair_time_ns[1] = previous->pair_time_ns[1];
-    } else {
-        copy_pair(s, 1, previous, 0);
-        copy_pair(s, 2, previous, 1);
-        s->pair_time_ns[0] = previous->time_ns;
-        s->pair_time_ns[1] = previous->pair_time_ns[0];
-    }
+/* The newest pair of `previous` becomes the older one of `s`. A reading that follows closer than one and a half periods
+ * does not push it out unless it says more, so that somebody who refreshes in a loop does not shorten the window. */
+static void carry_pair(ml_sample *s, const ml_sample *previous) {
+    bool close = previous->pair_time_ns != 0 &&
+                 ml_sub_sat(s->time_ns, previous->pair_time_ns) < ML_PERIOD_BUSY_NS + ML_PERIOD_BUSY_NS / 2;
+    unsigned j = close && said_by(previous, 1, s->held[0]) > said_by(previous, 0, s->held[0]) ? 1 : 0;
+    s->excess[1] = previous->excess[j];
+    s->held[1] = previous->held[j];
+    s->pair_time_ns = close ? previous->pair_time_ns : previous->time_ns;
 }
 
 static uint64_t distance(uint64_t a, uint64_t b) {
@@ -186,6 +172,9 @@ static void judge_frozen(const ml_view *view, unsigned index, const ml_pool *ent
     s->run_held = previous->run_held;
     s->run_unaccounted = previous->run_unaccounted;
     s->run_claims = previous->run_claims;
+    /* The first of the run may have been taken while a member had freed bytes that it had not published: then its U was
+     * too small, and the second one tells. */
+    if (s->identical == 1) s->run_unaccounted = ml_max_u64(s->run_unaccounted, s->unaccounted);
     if (s->identical < FROZEN_READINGS) return;
     uint64_t held = ml_sub_sat(s->held[0], joined_during(view, index, entry, s->run_sequence));
     uint64_t moved = ml_min_u64(distance(held, s->run_held),
@@ -233,7 +222,7 @@ static void measure(const ml_view *view, unsigned index, const ml_pool *entry, c
         /* Absent. What is known of the window stays, for the next reader. */
         memcpy(s->excess, previous->excess, sizeof s->excess);
         memcpy(s->held, previous->held, sizeof s->held);
-        memcpy(s->pair_time_ns, previous->pair_time_ns, sizeof s->pair_time_ns);
+        s->pair_time_ns = previous->pair_time_ns;
         s->unaccounted = previous->unaccounted;
         return;
     }
@@ -250,7 +239,7 @@ static void measure(const ml_view *view, unsigned index, const ml_pool *entry, c
         s->claims = ml_add_sat(s->claims, f.claims);
     }
     s->excess[0] = ml_sub_sat(r->total - r->reserved - r->free, s->held[0]);
-    carry_pairs(s, previous);
+    carry_pair(s, previous);
     s->unaccounted = unaccounted_of(s);
     judge_frozen(view, index, entry, s, previous);
 }

@@ -63,6 +63,7 @@ static void clear_record(ml_view *view, unsigned index, unsigned slot, uint64_t 
 void ml_slot_clear_pool(ml_view *view, unsigned index, unsigned slot) {
     ml_pool *pool = ml_view_pool(view, index);
     clear_record(view, index, slot, ML_SLOT_GENERATION(ml_load_acquire(&ml_view_slot(view, slot)->state)));
+    ml_ask_forget(view, index, slot);
     /* After the record: a set bit over zeros costs a scan one load, zeros without a bit cost nothing, but bytes without
      * a bit would be invisible. */
     ML_KILL_POINT("clear.publishers");

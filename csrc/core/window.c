@@ -7,11 +7,13 @@
 
 #define STEP_NS UINT64_C(500000)
 #define OPEN_TRIES 8
-#define MS_MAX ((UINT64_C(1) << 30) - 1)
+#define MS_BITS ((UINT64_C(1) << 30) - 1)
+#define MS_MAX 30000                  /* what a word may announce: a wrong one must not hold siblings for days */
+#define OPEN_NS UINT64_C(30000000000) /* and how long open waits for others in all */
 
 #define WINDOW(ticket, ms) ((uint64_t)(ticket) << 30 | (ms))
 #define WINDOW_TICKET(word) ((word) >> 30)
-#define WINDOW_NS(word) (((word) & MS_MAX) * UINT64_C(1000000))
+#define WINDOW_NS(word) (ml_min_u64((word) & MS_BITS, MS_MAX) * UINT64_C(1000000))
 
 static bool earlier(uint64_t a, uint64_t b) {
     return ((b - a) & ML_TICKET_MASK) - 1 < ML_TICKET_MASK / 2;
@@ -73,7 +75,7 @@ int ml_window_open(ml_device *device, uint64_t max_ns, uint64_t *waited_ns) {
         if (word == 0) return ML_OK;
         status = set_window(device, 0);
         if (status != ML_OK) return status;
-        outwait(pool, slot, word, UINT64_MAX, ignored);
+        outwait(pool, slot, word, ml_add_sat(start_ns, OPEN_NS), ignored);
     }
     *waited_ns = os_now_ns() - start_ns;
     return ML_BUSY;

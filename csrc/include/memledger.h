@@ -270,6 +270,10 @@ void ml_ledger_set_foreign_layout(ml_ledger *ledger, bool present);
 /* Sleep until woken or for `timeout_ns`. */
 void ml_ledger_wait(ml_ledger *ledger, uint64_t timeout_ns);
 void ml_ledger_wake(ml_ledger *ledger);
+/* To wait without missing what happens between looking and sleeping: take the mark, look, then wait from the mark.
+ * Returns at once where something has woken this member since. */
+uint64_t ml_ledger_wake_mark(ml_ledger *ledger);
+void ml_ledger_wait_from(ml_ledger *ledger, uint64_t mark, uint64_t timeout_ns);
 
 typedef struct ml_tick {
     uint64_t due_pools; /* bit per pool of this handle: take a reading now */
@@ -302,7 +306,7 @@ int ml_sweep_commit(ml_ledger *ledger, ml_sweep *sweep, uint64_t *freed_bytes);
  * stands in the leader's slot, and counts as clear once the leader is gone. */
 int ml_group_follow(ml_ledger *ledger, unsigned slot, uint64_t generation);
 /* Slot and generation of the leader; ML_SLOTS_MAX when there is none, or none any more. */
-unsigned ml_group_leader(const ml_ledger *ledger, uint64_t *generation);
+unsigned ml_group_leader(ml_ledger *ledger, uint64_t *generation);
 /* Not 0, at most 40 bits: the same for the same id in every process and version. */
 uint64_t ml_job_key(const char *id);
 
@@ -326,8 +330,7 @@ int ml_prompt_get(ml_ledger *ledger, ml_prompt *out);
 #define ML_FREE_CACHE 2
 /* Ask the group (or with `all` every member) to free; seen by ml_free_epoch. */
 int ml_free_request(ml_ledger *ledger, unsigned flags, bool all);
-/* Grows with each request that concerns this member; *flags: of the newest, and of any that came since the last call.
- */
+/* Grows with each request that concerns this member; *flags: of all that came since the last call. */
 uint64_t ml_free_epoch(ml_ledger *ledger, unsigned *flags);
 
 #define ML_PENDING_ASK 1
@@ -357,7 +360,8 @@ uint64_t ml_asking_begin(ml_ledger *ledger);
 void ml_asking_end(ml_ledger *ledger);
 /* Ask one member to release bytes of a pool. ML_BUSY: somebody else is asking it there; ML_EXPIRED: it is gone. */
 int ml_ask_send(ml_ledger *ledger, unsigned pool, unsigned victim, uint64_t bytes, ml_ask *ask);
-/* ML_NOT_READY: no answer yet. ML_OK: *outcome ML_ANSWER_*, *bytes. ML_EXPIRED: gone. */
+/* ML_NOT_READY: no answer yet. ML_OK: *outcome ML_ANSWER_*, *bytes, once. ML_EXPIRED: gone, or fetched before. An answer
+ * is kept for who is inside ml_asking_begin, for a second; for others until somebody else asks. */
 int ml_ask_poll(ml_ledger *ledger, const ml_ask *ask, int *outcome, uint64_t *bytes);
 /* Take an unanswered ask back. ML_OK, or ML_BUSY when an answer or a death was faster: poll again. */
 int ml_ask_withdraw(ml_ledger *ledger, const ml_ask *ask);

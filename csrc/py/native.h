@@ -76,7 +76,8 @@ ClaimObject *native_claim_new(AccountObject *owner);
 /* Methods; native_types.c puts them into tables. */
 PyObject *native_ledger_info(PyObject *self, PyObject *argument);
 PyObject *native_ledger_leave(PyObject *self, PyObject *argument);
-PyObject *native_ledger_wait(PyObject *self, PyObject *argument);
+PyObject *native_ledger_wait(PyObject *self, PyObject *args);
+PyObject *native_ledger_wake_mark(PyObject *self, PyObject *argument);
 PyObject *native_ledger_wake(PyObject *self, PyObject *argument);
 PyObject *native_ledger_tick(PyObject *self, PyObject *argument);
 PyObject *native_ledger_set_reader(PyObject *self, PyObject *argument);

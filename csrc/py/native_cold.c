@@ -319,13 +319,26 @@ PyObject *native_ledger_leave(PyObject *self, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
-PyObject *native_ledger_wait(PyObject *self, PyObject *timeout) {
+/* _wait(timeout, mark=None) */
+PyObject *native_ledger_wait(PyObject *self, PyObject *args) {
+    PyObject *timeout, *mark_object = Py_None;
     uint64_t ns;
-    if (!native_seconds(timeout, "timeout", &ns)) return NULL;
+    if (!PyArg_ParseTuple(args, "O|O", &timeout, &mark_object) || !native_seconds(timeout, "timeout", &ns)) return NULL;
+    unsigned long long mark = mark_object == Py_None ? 0 : PyLong_AsUnsignedLongLong(mark_object);
+    if (PyErr_Occurred()) return NULL;
+    ml_ledger *core = ((LedgerObject *)self)->core;
     Py_BEGIN_ALLOW_THREADS;
-    ml_ledger_wait(((LedgerObject *)self)->core, ns);
+    if (mark_object == Py_None)
+        ml_ledger_wait(core, ns);
+    else
+        ml_ledger_wait_from(core, mark, ns);
     Py_END_ALLOW_THREADS;
     Py_RETURN_NONE;
+}
+
+PyObject *native_ledger_wake_mark(PyObject *self, PyObject *unused) {
+    (void)unused;
+    return PyLong_FromUnsignedLongLong(ml_ledger_wake_mark(((LedgerObject *)self)->core));
 }
 
 PyObject *native_ledger_wake(PyObject *self, PyObject *unused) {

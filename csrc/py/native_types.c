@@ -226,7 +226,8 @@ static PyGetSetDef claim_getset[] = {
 static PyMethodDef ledger_methods[] = {
     {"_info", native_ledger_info, METH_NOARGS, NULL},
     {"_leave", native_ledger_leave, METH_NOARGS, NULL},
-    {"_wait", native_ledger_wait, METH_O, NULL},
+    {"_wait", native_ledger_wait, METH_VARARGS, NULL},
+    {"_wake_mark", native_ledger_wake_mark, METH_NOARGS, NULL},
     {"_wake", native_ledger_wake, METH_NOARGS, NULL},
     {"_tick", native_ledger_tick, METH_NOARGS, NULL},
     {"_set_reader", native_ledger_set_reader, METH_VARARGS, NULL},

@@ -1,6 +1,7 @@
 /* What the tests of csrc/core share: a folder of their own, members of a ledger in it, a clock that can be put
  * forward, and children that die with their parent. Built with -DML_KILL_POINTS and kill_points.c; with
- * -Wl,--wrap of os_now_ns, os_boottime_ns and ml_record_read the core sees the clock of the test, and unreadable records. */
+ * -Wl,--wrap of os_now_ns, os_boottime_ns and ml_record_read the core sees the clock of the test, and records that
+ * nobody can read. */
 #ifndef ML_TESTS_CORE_HELP_H
 #define ML_TESTS_CORE_HELP_H
 

@@ -93,7 +93,6 @@ int main(void) {
     ROW(ml_record, headroom);
     ROW(ml_record, limit);
     ROW(ml_record, floor);
-    ROW(ml_record, opened);
     ROW(ml_record, spare0);
     ROW(ml_record, first_held);
     ROW(ml_record, first_sequence);

@@ -2,8 +2,8 @@
 
     python tests/c/run.py [--only NAME] [--long] [--valgrind] [--keep]
 
-Needs nothing but a C compiler. A build whose tool is missing is shown as skipped; with CI set in the
-environment it is a failure. A program that exits with 77 has skipped itself.
+Needs nothing but a C compiler. A build whose tool is missing is shown as skipped; with CI set in
+the environment it is a failure. A program that exits with 77 has skipped itself.
 """
 
 from __future__ import annotations
@@ -53,7 +53,14 @@ PROGRAMS = (
     Program("test_segment", kill_points=True),
     Program("test_kill", kill_points=True, valgrind=False),
     Program("test_race", tsan=True, valgrind=False, long_arguments=("20",)),
-    Program("storm", delays=True, valgrind=False, arguments=("8",), long_arguments=("300",), patience_s=900),
+    Program(
+        "storm",
+        delays=True,
+        valgrind=False,
+        arguments=("8",),
+        long_arguments=("300",),
+        patience_s=900,
+    ),
 )
 
 
@@ -66,13 +73,13 @@ class Build:
 
 
 # A handle and its mappings stay for the life of the process, by design: no leak check.
-SANITIZE = ("-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover")
+SANITIZE = ("-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined")
 ASAN = (("ASAN_OPTIONS", "detect_leaks=0"), ("UBSAN_OPTIONS", "print_stacktrace=1"))
 TSAN = (("TSAN_OPTIONS", "halt_on_error=1 second_deadlock_stack=1"),)
 BUILDS = (
     Build("gcc", "gcc", ("-O2",)),
     Build("clang", "clang", ("-O2",)),
-    Build("asan", "gcc", SANITIZE, ASAN),
+    Build("asan", "gcc", (*SANITIZE, "-fno-sanitize-recover"), ASAN),
     Build("tsan", "gcc", ("-O1", "-fsanitize=thread"), TSAN),
 )
 VALGRIND = Build("valgrind", "gcc", ("-O1",))
@@ -177,7 +184,8 @@ def main() -> int:
             ran += 1
             note = text.strip().splitlines()[-1] if text.strip() and good else ""
             seconds = time.monotonic() - start
-            print(f"{build.name:9} {program.name:16} {verdict:16} {seconds:6.1f} s  {note}", flush=True)
+            row = f"{build.name:9} {program.name:16} {verdict:16} {seconds:6.1f} s  {note}"
+            print(row, flush=True)
             if not good:
                 print(text.rstrip(), flush=True)
     if not options.keep:

@@ -268,7 +268,8 @@ static void watch(double seconds, disturb *how, unsigned count) {
     }
 }
 
-static void begin_phase(uint64_t units, unsigned most, bool delays, bool exact, void (*body)(unsigned), unsigned count) {
+static void begin_phase(uint64_t units, unsigned most, bool delays, bool exact, void (*body)(unsigned),
+                        unsigned count) {
     unlink(path);
     memset((void *)shared, 0, sizeof *shared);
     room = units;
@@ -408,7 +409,8 @@ int main(int argc, char **argv) {
         const char *name;
         void (*run)(double);
         double share;
-    } phases[] = {{"duel", duel, 0.15}, {"kill", storm_of_kills, 0.4}, {"stop", storm_of_stops, 0.2}, {"stuck", stuck, 0.25}};
+    } phases[] = {
+        {"duel", duel, 0.15}, {"kill", storm_of_kills, 0.4}, {"stop", storm_of_stops, 0.2}, {"stuck", stuck, 0.25}};
     char folder[] = "/dev/shm/ml-storm-XXXXXX";
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED || !mkdtemp(folder))

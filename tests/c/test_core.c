@@ -46,7 +46,8 @@ static void run_row(const figures_row *row, bool with_reading) {
         CHECK_EQ(try_claim(own, row->own_claim * GIB, &own_claim), ML_OK);
     if (row->other_claim)
         CHECK_EQ(try_claim(other, row->other_claim * GIB, &other_claim), ML_OK);
-    ml_amounts mine = {row->own_held * GIB, row->own_k * GIB, 0}, theirs = {row->other_held * GIB, row->other_k * GIB, 0};
+    ml_amounts mine = {row->own_held * GIB, row->own_k * GIB, 0};
+    ml_amounts theirs = {row->other_held * GIB, row->other_k * GIB, 0};
     CHECK_EQ(ml_account_publish(ml_device_account(own), &mine), ML_OK);
     CHECK_EQ(ml_account_publish(ml_device_account(other), &theirs), ML_OK);
     if (with_reading)

@@ -1,5 +1,5 @@
-/* A process is killed, and another time stopped for ever, at each named point of csrc/core. Afterwards others go on: they
- * join, publish, read, sweep, and are granted what fits; and when it is dead and swept, nothing of it is left.
+/* A process is killed, and another time stopped for ever, at each named point of csrc/core. Afterwards others go on:
+ * they join, publish, read, sweep, and are granted what fits; and when it is dead and swept, nothing of it is left.
  *
  *     test_kill [all | NAME]    all: every time that the point is passed, not only the first ones and the last */
 #define _GNU_SOURCE

@@ -263,7 +263,8 @@ static void test_segment_vanishes_under_threads(void) {
     ml_store_relaxed(&vanishing, 0);
     uint64_t sum = 0;
     for (unsigned s = 0; s < 16; s++)
-        sum += ML_WORD_COMMITTED(ml_load_relaxed(&ml_view_record(ledgers[0]->view, cards[0]->level[0]->index, s)->word));
+        sum += ML_WORD_COMMITTED(
+            ml_load_relaxed(&ml_view_record(ledgers[0]->view, cards[0]->level[0]->index, s)->word));
     CHECK_EQ(sum, 2 * THREADS);
     CHECK_EQ(findings(ledgers[0]), 0);
     leave_all(2);

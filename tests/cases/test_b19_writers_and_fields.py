@@ -134,6 +134,41 @@ def test_b19_two_threads_claim_and_publish_and_nothing_leaks(ledger: memledger.L
     assert ledger._check() == []
 
 
+def test_b19_claims_without_the_gil_meet_publishes_with_it(spawn: Any) -> None:
+    """`claim` decides with the GIL given up, `publish` keeps it: only the handle's own lock stands
+    between them. Without it a plain store wipes the other thread's claim, or a sum is lost."""
+    member: Member = spawn("m", total=24 * GiB)
+    viewer: Member = spawn("viewer", total=24 * GiB)
+    wrong = member.run(
+        f"""
+import threading
+sys.setswitchinterval(1e-6)
+halt = threading.Event()
+def publish(account):
+    i = 0
+    while not halt.is_set():
+        i += 1
+        account.publish(i % 1000, releasable=0, pinned=i % 1000)
+threads = [threading.Thread(target=publish, args=(device.account(n),)) for n in "ab"]
+for t in threads: t.start()
+wrong = 0
+for i in range({count(40_000, 1_000_000)}):
+    claim = device.claim(1 << 20)
+    wrong += device.figures().own_claimed != 1 << 20
+    claim.cancel()
+    wrong += device.figures().own_claimed != 0
+halt.set()
+for t in threads: t.join()
+f = device.figures()
+wrong += f.held != sum(device.account(n).amounts[0] for n in "ab")
+[wrong, ledger._check()]
+""",
+        watchdog_s=300,
+    )
+    assert wrong == [0, []]
+    assert viewer.figures()["claimed"] == 0
+
+
 def test_b21_a_counter_never_reads_zero_or_goes_back(spawn: Any, segment: Any) -> None:
     writer: Member = spawn("writer", total=24 * GiB)
     reader: Member = spawn("reader", total=24 * GiB)

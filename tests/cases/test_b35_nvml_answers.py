@@ -65,6 +65,17 @@ def test_b35_integrated_gpu_keeps_immediate_apart_from_reclaimable(
     assert member.run("[r.free, r.immediate, r.unified]") == [121411960832, 30 * GiB, True]
 
 
+def test_b35_integrated_gpu_with_a_total_that_is_not_the_rams_is_not_believed_at_all(
+    spawn: Spawn, segment: Path, integrated: Path
+) -> None:
+    driver = FakeDriver(segment.parent, Card(A, total=2 * GiB, free=GiB, name="NVIDIA GB10"))
+    member = spawn("host", join=False, env=driver.env())
+    member.run("from memledger.readings import resolve")
+    member.run(f"r = resolve('cuda:0', root={str(integrated)!r}).sources[0].read()")
+    assert member.run("[r.free, r.immediate]") == [121411960832, 90000000 << 10]
+    assert "2147483648" in member.run("r.detail")
+
+
 def test_b35_integrated_gpu_without_memory_is_not_asked_at_every_reading(
     spawn: Spawn, segment: Path, integrated: Path
 ) -> None:

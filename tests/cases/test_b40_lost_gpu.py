@@ -220,6 +220,9 @@ def test_b41_woken_gpu_is_read_again_soon(spawn: Spawn, driver: FakeDriver) -> N
     calls = driver.calls()
     for _ in range(20):
         member.run(f"ledger.device({A!r}).refresh(max_age_s=0)")
+    member.run("[ledger._reader_failed(p, 'suspended') for p in [*ledger._source_retry] * 9]")
+    steps = member.run("[step for _, step in ledger._source_retry.values()]")
+    assert steps == [1.0], "sleep is no failure, so the pauses do not grow"
     # Its idle session is closed in its time; nothing is asked.
     assert driver.calls() - driver.calls("shutdown") <= calls
     assert member.free() is not None, "the last good figure, with its age"

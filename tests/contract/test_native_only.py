@@ -93,7 +93,9 @@ def test_native_module_is_one_file_for_all_versions(package: Path) -> None:
     )
 
 
-def test_native_import_is_silent_and_takes_nothing_from_others(python: str, package: Path) -> None:
+def test_native_import_is_silent_and_takes_nothing_from_others(
+    python: str, package: Path, segment: Path
+) -> None:
     """In a Python that has torch, numpy, psutil and cffi (fakes that blow up when imported)."""
     fakes = package / "fakes"
     fakes.mkdir()
@@ -130,7 +132,7 @@ ledger.leave()
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_native_import_alone_loads_little(python: str, package: Path) -> None:
+def test_native_import_alone_loads_little(python: str, package: Path, segment: Path) -> None:
     """None of the modules that cost milliseconds."""
     done = bare(python, package, "import memledger; print(*sys.modules)")
     loaded = set(done.stdout.split())
@@ -144,7 +146,7 @@ def test_native_import_alone_loads_little(python: str, package: Path) -> None:
     assert not heavy & (loaded - import_alone)
 
 
-def test_native_no_command_line_needed_at_all(python: str, package: Path) -> None:
+def test_native_no_command_line_needed_at_all(python: str, package: Path, segment: Path) -> None:
     """Embedded interpreters have an empty or no sys.argv; a frozen one may have no sys.stderr."""
     done = bare(
         python,

@@ -230,6 +230,16 @@ def test_cgroup_more_than_three_limits_keeps_the_tightest_and_says_so(tree: Tree
     assert "left out" in spec.detail
 
 
+def test_cgroup_of_equal_limits_the_outer_ones_stay(tree: Tree) -> None:
+    """They are shared by more processes, so without them more could be handed out in all."""
+    tree.own("0::/a/b/c/d")
+    tree.mounts(V2)
+    for path in ("a/b/c/d", "a/b/c", "a/b", "a"):
+        tree.v2(f"sys/fs/cgroup/{path}", GiB)
+    kept = [tree.key(f"sys/fs/cgroup/{path}") for path in ("a/b/c", "a/b", "a")]
+    assert tree.keys() == [*kept, RAM]
+
+
 @pytest.mark.parametrize(
     "own", ["", "nonsense", "0::", ":::", "4:memory", "x:y:z", "0::/a\n0::/b\n\x00\xff"]
 )

@@ -233,6 +233,33 @@ def test_nvml_shut_down_by_somebody_else_is_initialised_again(
     assert nvml.calls.count("init") == 2
 
 
+@pytest.mark.parametrize("code", [9, 15, 18, 999])
+def test_nvml_b40_reloaded_driver_is_initialised_anew_once_all_gpus_fail(
+    nvml: FakeNvml, session: NvmlSession, clock: Clock, code: int
+) -> None:
+    """After a reload every old session is void; only a new initialisation helps."""
+    first, second = source(session, clock), source(session, clock, "GPU-B")
+    nvml.v2 = {"GPU-A": v2(GIB, GIB), "GPU-B": v2(GIB, GIB)}
+    first.read()
+    second.read()
+    nvml.v2["GPU-B"] = code
+    for _ in range(5):
+        second.read()
+        first.read()
+        clock.now += 70
+    assert nvml.calls.count("init") == 1, "a sick GPU alone costs the others nothing"
+    nvml.v2["GPU-A"] = code
+    for _ in range(2):
+        first.read()
+        second.read()
+        clock.now += 70
+    assert nvml.calls.count("shutdown") == 1
+    nvml.v2 = {"GPU-A": v2(GIB, 5), "GPU-B": v2(GIB, 6)}
+    assert (first.read().free, second.read().free) == (5, 6)
+    assert nvml.calls.count("init") == 2
+    assert nvml.calls[-4:] == ["find", "v2"] * 2, "handles of the old session are void"
+
+
 def test_nvml_in_a_forked_child_is_initialised_again(
     nvml: FakeNvml, session: NvmlSession, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

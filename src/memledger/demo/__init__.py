@@ -55,6 +55,8 @@ def main(argv: list[str]) -> int:
 
 
 def _parser(names: list[str]) -> argparse.ArgumentParser:
+    from memledger.demo.stage import BREAKS
+
     parser = argparse.ArgumentParser(
         prog="memledger demo",
         description="Plays scenes with real processes on a simulated card: without the ledger, "
@@ -68,11 +70,15 @@ def _parser(names: list[str]) -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="one JSON object for machines")
     parser.add_argument("--seed", type=int, help="of the sibling's loads; printed if not given")
     parser.add_argument("--keep-log", metavar="DIR", help="copy the logs of all runs there")
-    parser.add_argument(
-        "--break-claims",
-        action="store_true",
-        help="play the ledger's runs without claims: they must then fail",
-    )
+    breaks = parser.add_mutually_exclusive_group()
+    for part in BREAKS:
+        breaks.add_argument(
+            f"--break-{part}",
+            dest="broken",
+            action="store_const",
+            const=part,
+            help=f"play the ledger's runs without {part}: those that rest on them must then fail",
+        )
     return parser
 
 
@@ -81,12 +87,7 @@ def _play(arguments: argparse.Namespace, seed: int, directory: str) -> int:
     from memledger.demo.scenarios import SCENARIOS
     from memledger.demo.stage import Stage
 
-    stage = Stage(
-        directory,
-        seed,
-        ledger_mode="claimless" if arguments.break_claims else "ledger",
-        keep=arguments.keep_log,
-    )
+    stage = Stage(directory, seed, broken=arguments.broken, keep=arguments.keep_log)
     names = dict.fromkeys(arguments.scenario or SCENARIOS)
     if arguments.json:
         outcomes = [SCENARIOS[name](stage) for name in names]
@@ -103,9 +104,9 @@ def _play(arguments: argparse.Namespace, seed: int, directory: str) -> int:
     for number, name in enumerate(names, 1):
         with renderer.playing(name):
             outcomes.append(SCENARIOS[name](stage))
-        if arguments.break_claims:
+        if arguments.broken == outcomes[-1].rests_on:
             outcomes[-1].columns = tuple(
-                "claims left out" if column == "with ledger" else column
+                f"{arguments.broken} left out" if column == "with ledger" else column
                 for column in outcomes[-1].columns
             )
         renderer.outcome(number, outcomes[-1])

@@ -8,9 +8,10 @@ import queue
 import sys
 import threading
 import time
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import memledger
+from memledger.asks import Holder
 from memledger.demo import policy
 from memledger.demo.log import Log, Request, request_event
 from memledger.demo.policy import Checkpoint, Figures, Step
@@ -18,6 +19,8 @@ from memledger.sim import Block, Card, OutOfMemory
 
 CARD = "demo"
 PUMP_S = 0.1
+_SERVE_S = 0.02
+_ASK_S = 15.0
 _QUIET_S = 5.0
 _TRIES = 20
 
@@ -48,7 +51,27 @@ class Memory(Protocol):
         """The same, once it fits."""
         ...
 
-    def publish(self, held: int) -> None: ...
+    def publish(self, held: int, releasable: int = 0) -> None: ...
+
+    def make_room(self, nbytes: int) -> Given:
+        """Have others give back what `nbytes` are short of."""
+        ...
+
+    def offer(self, holder: Holder) -> None:
+        """Others may have that asked for memory."""
+        ...
+
+    def serve(self) -> None:
+        """A safe point: answer those who ask; waits some milliseconds for the first."""
+        ...
+
+
+class Given(NamedTuple):
+    """What others gave back, in bytes; verified: what the device's readings confirm of it."""
+
+    state: str
+    credited: int = 0
+    verified: int | None = None
 
 
 class _NoPromise:
@@ -85,15 +108,24 @@ class DriverMemory:
             time.sleep(0.005)
         return _NoPromise(self)
 
-    def publish(self, held: int) -> None:
+    def publish(self, held: int, releasable: int = 0) -> None:
         pass
+
+    def make_room(self, nbytes: int) -> Given:
+        return Given("nobody to ask")
+
+    def offer(self, holder: Holder) -> None:
+        pass
+
+    def serve(self) -> None:
+        time.sleep(_SERVE_S)
 
 
 class LedgerMemory:
     """A member: it reads the shared figures, and claims before it takes."""
 
-    def __init__(self, name: str) -> None:
-        ledger = memledger.join(label=name, role="worker")
+    def __init__(self, name: str, role: str, group: str | None) -> None:
+        self.ledger = ledger = memledger.join(label=name, role=role, group=group)
         if ledger.degraded:
             raise RuntimeError(f"the ledger is not shared: {ledger.degraded_reason}")
         self._gpu = ledger.device(f"sim:{CARD}")
@@ -124,8 +156,21 @@ class LedgerMemory:
     def wait_for(self, nbytes: int) -> Promise:
         return self._gpu.claim(nbytes, timeout=30.0)
 
-    def publish(self, held: int) -> None:
-        self._gpu.publish(held=held)
+    def publish(self, held: int, releasable: int = 0) -> None:
+        self._gpu.publish(held=held, releasable=releasable)
+
+    def make_room(self, nbytes: int) -> Given:
+        missing = nbytes - self.figures().free
+        if missing <= 0:
+            return Given("not needed")
+        result = self._gpu.ask(missing, timeout=_ASK_S)
+        return Given(result.state, result.credited, result.verified)
+
+    def offer(self, holder: Holder) -> None:
+        self.ledger.holders.register(holder)
+
+    def serve(self) -> None:
+        self.ledger.serve(timeout=_SERVE_S)
 
 
 class ClaimlessMemory(LedgerMemory):
@@ -138,6 +183,13 @@ class ClaimlessMemory(LedgerMemory):
         while self.figures().free < nbytes:
             time.sleep(0.005)
         return _NoPromise(self)
+
+
+class AsklessMemory(LedgerMemory):
+    """--break-asks: asks nobody for anything. The run must fail."""
+
+    def make_room(self, nbytes: int) -> Given:
+        return Given("asks nobody")
 
 
 class Load:
@@ -154,18 +206,25 @@ class Load:
 class Actor:
     """What the roles are written in."""
 
-    def __init__(self, name: str, directory: str, mode: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        directory: str,
+        mode: str,
+        *,
+        role: str = "worker",
+        group: str | None = None,
+    ) -> None:
         self.name = name
         self.card = Card(CARD, directory=directory)
         self.log = Log(os.path.join(directory, "log.jsonl"))
         self.mode = mode
-        self.memory: Memory = (
-            DriverMemory(self.card)
-            if mode == "without"
-            else ClaimlessMemory(name)
-            if mode == "claimless"
-            else LedgerMemory(name)
-        )
+        self.memory: Memory
+        if mode == "without":
+            self.memory = DriverMemory(self.card)
+        else:
+            kind = {"claimless": ClaimlessMemory, "askless": AsklessMemory}.get(mode, LedgerMemory)
+            self.memory = kind(name, role, group)
         self.ooms = 0
         self.peak = 0
         self._go: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -173,9 +232,12 @@ class Actor:
 
     # ---- meeting the others
 
-    def meet(self, point: str) -> None:
-        """Waits there until the parent has seen all that it waits for."""
+    def meet(self, point: str, *, serving: bool = False) -> None:
+        """Waits there until the parent has seen all that it waits for; answering others meanwhile,
+        if `serving`."""
         self.say({"at": point})
+        while serving and self._go.empty():
+            self.memory.serve()
         self._go.get()
 
     def say(self, message: dict[str, Any]) -> None:
@@ -268,6 +330,10 @@ class Actor:
         self.peak = max(self.peak, self.card.used())
         promise.publish(held=self.card.held_by_me())
         return block
+
+    def no_promise(self) -> Promise:
+        """For one who takes what nobody has promised it."""
+        return _NoPromise(self.memory)
 
     def take_part(self, load: Load, nbytes: int) -> bool:
         """The next `nbytes` of a load. False: out of memory; the load is given up and freed."""

@@ -45,7 +45,8 @@ class Cast:
         self.results: dict[str, Message] = {}
 
     def start(self, name: str, role: str, **parameters: Any) -> None:
-        """role: a function of roles.py; it gets the parameters."""
+        """role: a function of roles.py or roles_together.py; it gets the parameters. Among them,
+        `mode`, and `joins`: further arguments of its Actor."""
         spec = {
             "name": name,
             "role": role,

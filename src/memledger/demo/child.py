@@ -6,7 +6,7 @@ import faulthandler
 import json
 import sys
 
-from memledger.demo import roles
+from memledger.demo import roles, roles_together
 from memledger.demo.actor import Actor
 
 
@@ -15,8 +15,11 @@ def main() -> int:
     # A thread of C's, so that it works with the GIL stuck, too.
     faulthandler.dump_traceback_later(spec["watchdog_s"], exit=True)
     parameters = spec["parameters"]
-    actor = Actor(spec["name"], spec["directory"], parameters.pop("mode"))
-    result = getattr(roles, spec["role"])(actor, **parameters)
+    actor = Actor(
+        spec["name"], spec["directory"], parameters.pop("mode"), **parameters.pop("joins", {})
+    )
+    role = getattr(roles, spec["role"], None) or getattr(roles_together, spec["role"])
+    result = role(actor, **parameters)
     actor.say({"result": result})
     return 0
 

@@ -59,12 +59,15 @@ class Request(NamedTuple):
     """What a process asked for, and nothing of what it decided or saw."""
 
     kind: str
-    """load, step, free (what `subject` names), died (all that `who` has)"""
+    """load, step, free (what `subject` names), died (all that `who` has); pin (`nbytes`); begin, stop
+    (the prompt of `group`), turn (a step of it that needs no memory)"""
     who: str
     subject: str
-    """unique in the run for a load and a step"""
+    """unique in the run for a load, a step, a pin and a turn"""
     checkpoint: Checkpoint | None = None
     step: Step | None = None
+    nbytes: int = 0
+    group: str = ""
 
 
 def read_events(path: str) -> list[Event]:
@@ -78,6 +81,10 @@ def request_event(request: Request) -> Event:
         event["checkpoint"] = request.checkpoint._asdict()
     if request.step is not None:
         event["step"] = request.step._asdict()
+    if request.nbytes:
+        event["nbytes"] = request.nbytes
+    if request.group:
+        event["group"] = request.group
     return event
 
 
@@ -93,4 +100,6 @@ def request_of(event: Event) -> Request:
             checkpoint["fp8_bytes"], checkpoint["activation_bytes"], tuple(checkpoint["dtypes"])
         ),
         step=step and Step(**step),
+        nbytes=event.get("nbytes", 0),
+        group=event.get("group", ""),
     )

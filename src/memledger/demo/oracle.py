@@ -20,7 +20,8 @@ Decision = str | int | None
 
 class Verdict(NamedTuple):
     decisions: dict[str, Decision]
-    """by subject: the dtype of each load, the batch of each step"""
+    """by subject: the dtype of each load, the batch of each step, the bytes of each pin, whether each
+    turn was made"""
     ooms: int
     peak_bytes: int
 
@@ -61,8 +62,10 @@ class _Allocator:
 
 
 def decide_anew(requests: Iterable[Request], total: int) -> Verdict:
-    """total: bytes of the card."""
+    """total: bytes of the card, or the budget where all requests are pins."""
     allocator = _Allocator(total)
+    stopped: set[str] = set()
+    """groups whose prompt was stopped"""
     decisions: dict[str, Decision] = {}
     for request in requests:
         who, subject = request.who, request.subject
@@ -75,6 +78,17 @@ def decide_anew(requests: Iterable[Request], total: int) -> Verdict:
             batch = policy.choose_batch(request.step, allocator.figures(who))
             decisions[subject] = batch
             allocator.take(who, subject, policy.step_bytes(request.step, batch))
+        elif request.kind == "pin":
+            fits = request.nbytes <= allocator.figures(who).free
+            decisions[subject] = request.nbytes if fits else 0
+            if fits:
+                allocator.take(who, subject, request.nbytes)
+        elif request.kind == "begin":
+            stopped.discard(request.group)
+        elif request.kind == "stop":
+            stopped.add(request.group)
+        elif request.kind == "turn":
+            decisions[subject] = "stopped" if request.group in stopped else "made"
         elif request.kind == "free":
             allocator.free(who, subject)
         elif request.kind == "died":

@@ -17,6 +17,10 @@ from memledger.demo.policy import GIB
 from memledger.sim import Card
 
 
+BREAKS = {"claims": "claimless", "asks": "askless", "pins": "pinless", "groups": "groupless"}
+"""What a scene may rest on, and the mode of a ledger's run without it, which must fail."""
+
+
 @dataclass
 class Run:
     """One column."""
@@ -49,6 +53,8 @@ class Outcome:
     strips: list[tuple[str, str, str]] = field(default_factory=list)
     """(run, process, one character per step)"""
     strips_title: str = ""
+    rests_on: str = "claims"
+    """a key of BREAKS"""
     fine: str = "no OOM, every decision as the oracle's"
     disagreements: list[Disagreement] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -63,12 +69,22 @@ class Stage:
     """Where the runs take place: each in a directory with its own segment, card and log."""
 
     def __init__(
-        self, directory: str, seed: int, *, ledger_mode: str = "ledger", keep: str | None = None
+        self, directory: str, seed: int, *, broken: str | None = None, keep: str | None = None
     ) -> None:
+        """broken: the part (one of BREAKS) that the ledger's runs are to do without."""
         self._directory = directory
         self._keep = keep
+        self._broken = broken
         self.seed = seed
-        self.ledger_mode = ledger_mode
+
+    @property
+    def ledger_mode(self) -> str:
+        """Of the ledger's run in a scene that rests on claims."""
+        return self.mode_with("claims")
+
+    def mode_with(self, part: str) -> str:
+        """Of the ledger's run in a scene that rests on that part."""
+        return BREAKS[part] if part == self._broken else "ledger"
 
     def run(
         self,
