@@ -9,6 +9,7 @@ control. docs/accuracy.md has the bounds, and a table.
 
 --seconds N    length of each of the two runs (default 60)
 --seed N       of the load; printed
+--pause S      a member is idle for 0.1 to S seconds between what it does (default 5.5)
 --json         the table as JSON
 --keep PATH    a directory for samples and events of both runs
 --quick        some seconds, to see that everything works; its figures mean little
@@ -129,12 +130,13 @@ def read_events(directory: str) -> list[dict[str, Any]]:
 
 
 class Member:
-    def __init__(self, directory: str, seat: int, seed: int, drained: bool) -> None:
+    def __init__(self, directory: str, seat: int, seed: int, drained: bool, pause_s: float) -> None:
         import memledger
         from memledger.sim import Card
 
         self._random = random.Random(seed)
         self._drained = drained
+        self._pause_s = pause_s
         self._seat = seat
         self._words = Words(os.path.join(directory, "words"))
         self._events = Events(directory, f"member-{os.getpid()}")
@@ -151,10 +153,9 @@ class Member:
         self._loads: list[int] = []
 
     def run(self) -> None:
-        context = self._load(CONTEXT_BYTES, 0.0)
-        del context
+        self._load(CONTEXT_BYTES, 0.0)
         while True:
-            time.sleep(self._random.uniform(0.1, 1.0))
+            time.sleep(self._random.uniform(0.1, self._pause_s))
             nbytes = self._random.randrange(GIB, 10 * GIB)
             seconds = math.exp(self._random.uniform(math.log(0.2), math.log(10)))
             if len(self._loads) >= LOADS_MAX or (self._loads and self._random.random() < 0.3):
@@ -260,7 +261,7 @@ class Sample(NamedTuple):
     """landed and not published"""
 
 
-def sample(directory: str, drained: bool) -> Callable[[], None]:
+def sample(directory: str) -> Callable[[], None]:
     """A member of the ledger that holds nothing, has no housekeeping and takes no reading."""
     from memledger import _native
     from memledger.model import KIND_SIM
@@ -410,12 +411,14 @@ class Child:
 class Play:
     """One run: starts the processes, is the other program and the fate of the members."""
 
-    def __init__(self, directory: str, seed: int, seconds: float, drained: bool) -> None:
+    def __init__(
+        self, directory: str, seed: int, seconds: float, *, drained: bool, pause_s: float
+    ) -> None:
         from memledger.sim import Card
 
         self._directory = directory
         self._seconds = seconds
-        self._drained = drained
+        self._member = {"drained": drained, "pause_s": pause_s}
         self._seed = seed
         self._random = random.Random(seed)
         with open(os.path.join(directory, "words"), "wb") as file:
@@ -430,7 +433,7 @@ class Play:
 
     def run(self) -> None:
         try:
-            sampler = self._start("sampler", role="sampler", drained=self._drained)
+            sampler = self._start("sampler", role="sampler")
             for seat in range(MEMBERS):
                 self._seat(seat)
             for one in self._children:
@@ -523,7 +526,7 @@ class Play:
     def _seat(self, seat: int) -> None:
         self._seed += 1
         self._members[seat] = self._start(
-            f"member-{seat}", role="member", seat=seat, seed=self._seed, drained=self._drained
+            f"member-{seat}", role="member", seat=seat, seed=self._seed, **self._member
         )
 
     def _start(self, name: str, **spec: Any) -> Child:
@@ -711,10 +714,8 @@ class Growth:
     def _reading_of(self, one: Sample) -> dict[str, Any] | None:
         """The call to the source that the newest reading stands for."""
         last = bisect.bisect_right(self._read_at, self._seen[one.sequence] + 0.001)
-        for event in reversed(self._readings[max(0, last - 20) : last]):
-            if event["free"] == one.read_free:
-                return event
-        return None
+        latest = reversed(self._readings[max(0, last - 20) : last])
+        return next((event for event in latest if event["free"] == one.read_free), None)
 
 
 def span_of(
@@ -809,13 +810,14 @@ def place() -> Iterator[str]:
         yield directory
 
 
-def play(name: str, seed: int, seconds: float, keep: str | None) -> Result:
+def play(options: argparse.Namespace, *, drained: bool) -> Result:
     with place() as directory:
-        Play(directory, seed, seconds, drained=name == "drained").run()
-        if keep:
-            os.makedirs(os.path.join(keep, name), exist_ok=True)
+        Play(directory, options.seed, options.seconds, drained=drained, pause_s=options.pause).run()
+        if options.keep:
+            kept = os.path.join(options.keep, "drained" if drained else "control")
+            os.makedirs(kept, exist_ok=True)
             for file in (*Path(directory).glob("*.events"), Path(directory, "samples")):
-                shutil.copy(file, os.path.join(keep, name))
+                shutil.copy(file, kept)
         return judge(read_samples(os.path.join(directory, "samples")), read_events(directory))
 
 
@@ -832,6 +834,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="How wrong the free figure is.")
     parser.add_argument("--seconds", type=float, help="length of each of the two runs (60)")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--pause", type=float, help="most seconds that a member is idle (5.5)")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--keep", metavar="PATH", help="a directory for samples and events")
     parser.add_argument("--quick", action="store_true", help="some seconds only")
@@ -841,6 +844,10 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         parsed.seconds = 6.0 if parsed.quick else 60.0
     if not 2 <= parsed.seconds <= 3600:
         parser.error("--seconds: expected 2 to 3600")
+    if parsed.pause is None:
+        parsed.pause = 1.0 if parsed.quick else 5.5
+    if not 0.1 <= parsed.pause <= 60:
+        parser.error("--pause: expected 0.1 to 60")
     return parsed
 
 
@@ -857,13 +864,14 @@ def main() -> int:
     from benchmarks.report import machine
 
     results = {
-        name: play(name, options.seed, options.seconds, options.keep)
-        for name in ("drained", "settled at the end")
+        "drained": play(options, drained=True),
+        "settled at the end": play(options, drained=False),
     }
     broken = broken_bounds(results["drained"])
     about = {
         "seed": options.seed,
         "seconds": options.seconds,
+        "pause": options.pause,
         "quick": options.quick,
         "total_bytes": TOTAL_BYTES,
         "machine": machine(),
@@ -873,7 +881,7 @@ def main() -> int:
         print(json.dumps(about | {"runs": runs, "broken": broken}, indent=1))
     else:
         print(" ".join(f"{key}={value}" for key, value in about["machine"].items()))
-        print(f"seed {options.seed}, {options.seconds:g} s each, a card of 48 GiB\n")
+        print(f"seed {options.seed}, pause {options.pause:g} s, {options.seconds:g} s each\n")
         print(table(results))
         for text in broken:
             print(f"broken: {text}")

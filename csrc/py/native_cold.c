@@ -337,8 +337,12 @@ PyObject *native_ledger_wait(PyObject *self, PyObject *args) {
 }
 
 PyObject *native_ledger_wake_mark(PyObject *self, PyObject *unused) {
+    uint64_t mark;
     (void)unused;
-    return PyLong_FromUnsignedLongLong(ml_ledger_wake_mark(((LedgerObject *)self)->core));
+    Py_BEGIN_ALLOW_THREADS;
+    mark = ml_ledger_wake_mark(((LedgerObject *)self)->core);
+    Py_END_ALLOW_THREADS;
+    return PyLong_FromUnsignedLongLong(mark);
 }
 
 PyObject *native_ledger_wake(PyObject *self, PyObject *unused) {

@@ -27,7 +27,10 @@ PyObject *native_ledger_follow(PyObject *self, PyObject *args) {
 PyObject *native_ledger_leader(PyObject *self, PyObject *unused) {
     uint64_t generation = 0;
     (void)unused;
-    unsigned slot = ml_group_leader(core_of(self), &generation);
+    unsigned slot;
+    Py_BEGIN_ALLOW_THREADS;
+    slot = ml_group_leader(core_of(self), &generation);
+    Py_END_ALLOW_THREADS;
     if (slot >= ML_SLOTS_MAX) Py_RETURN_NONE;
     return Py_BuildValue("(IK)", slot, (unsigned long long)generation);
 }

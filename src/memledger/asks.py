@@ -7,6 +7,7 @@ and do the work afterwards; only bytes that this process has published as gone a
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -18,9 +19,8 @@ if TYPE_CHECKING:
     from memledger.device import Device
     from memledger.ledger import Ledger
 
-_OK, _BUSY, _EXPIRED = 0, 3, 6
+_OK, _EXPIRED = 0, 6
 _WAIT_STEP_S = 0.001
-_QUICK_LINK_S = 0.002
 DEFAULT_TIMEOUT_S = 0.15
 
 
@@ -111,39 +111,66 @@ class Asks:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._asking = threading.local()
+        self._reset()
+
+    def _reset(self) -> None:
+        """In a forked child no other thread is inside anything, and no ask of the parent is
+        ours."""
+        self._lock = threading.Lock()
+        self._here = threading.local()
+        self._inside = 0
+        self._ticket = 0
         self._left_open: list[tuple[float, bytes]] = []
+
+    def _begin(self) -> int:
+        """One ticket for the whole process: the one of the first of its threads that asks."""
+        with self._lock:
+            if not self._inside:
+                self._ticket = self._ledger._asking(True)
+            self._inside += 1
+            return self._ticket
+
+    def _end(self) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._ledger._asking(False)
 
     # ---- the asker
 
     def ask(self, device: Device, nbytes: int, timeout: float) -> AskResult:
         """See Device.ask."""
         ledger = self._ledger
-        pool = device._pools()[0]
         if nbytes <= 0:
             raise ValueError(f"nbytes: expected at least 1 byte, got {nbytes!r}")
         deadline = time.monotonic() + timeout
-        before = self._free_reading(device)
-        ticket = ledger._asking(True)
-        self._asking.active = getattr(self._asking, "active", 0) + 1
+        # Of a chain the level that binds: there room is missing, and its members can give it.
+        pool = device._pools()[device.figures().level]
+        before = self._look(device, pool)
+        ticket = self._begin()
         answers: list[MemberAnswer] = []
+        sent: list[tuple[int, int, bytes]] = []
         try:
             missing = nbytes
             tried: set[int] = set()
             while missing > 0 and time.monotonic() < deadline:
-                sent = self._send_round(pool, missing, ticket, tried, answers)
+                self._send_round(pool, missing, ticket, tried, answers, sent)
                 if not sent:
                     break
                 missing -= self._collect(sent, deadline, answers)
+        except BaseException:
+            # Ctrl-C, or a holder that raises: nothing of this ask stays open.
+            with contextlib.suppress(Exception):
+                self._withdraw(sent, answers)
+            raise
         finally:
-            self._asking.active -= 1
-            if not self._asking.active:
-                ledger._asking(False)
+            self._end()
         credited = sum(answer.credited for answer in answers)
         state = "nobody" if not answers else "refused"
         if credited:
             state = "done" if credited >= nbytes else "partial"
-        return AskResult(state, credited, self._verified(device, before, credited), tuple(answers))
+        verified = self._verified(device, pool, before, credited)
+        return AskResult(state, credited, verified, tuple(answers))
 
     def _send_round(
         self,
@@ -152,9 +179,9 @@ class Asks:
         ticket: int,
         tried: set[int],
         answers: list[MemberAnswer],
-    ) -> list[tuple[int, int, bytes]]:
+        sent: list[tuple[int, int, bytes]],
+    ) -> None:
         """Ask as many members at once as have `missing` between them: (slot, bytes, ask)."""
-        sent = []
         for slot, _, _, releasable, asking, _, _ in sorted(
             self._ledger._victims(pool), key=_last_choice_last
         ):
@@ -172,25 +199,22 @@ class Asks:
             else:
                 state = "gone" if status == _EXPIRED else "busy"
                 answers.append(MemberAnswer(slot, state, share, 0))
-        return sent
 
     def _collect(
         self, sent: list[tuple[int, int, bytes]], deadline: float, answers: list[MemberAnswer]
     ) -> int:
-        """Wait for the answers of a round; bytes credited in all."""
+        """Wait for the answers of a round; bytes credited in all. `sent` is what is still open."""
         credited = 0
         while sent:
-            still = []
-            for slot, share, ask in sent:
+            for entry in tuple(sent):
+                slot, share, ask = entry
                 status, outcome, nbytes = self._ledger._ask_poll(ask)
-                if status == _OK:
-                    answers.append(MemberAnswer(slot, outcome, share, nbytes))
-                    credited += nbytes
-                elif status == _EXPIRED:
-                    answers.append(MemberAnswer(slot, "gone", share, 0))
-                else:
-                    still.append((slot, share, ask))
-            sent = still
+                if status not in (_OK, _EXPIRED):
+                    continue
+                sent.remove(entry)
+                state = outcome if status == _OK else "gone"
+                answers.append(MemberAnswer(slot, state, share, nbytes))
+                credited += nbytes
             if not sent:
                 break
             left = deadline - time.monotonic()
@@ -204,7 +228,8 @@ class Asks:
     def _withdraw(self, sent: list[tuple[int, int, bytes]], answers: list[MemberAnswer]) -> int:
         """Take back what nobody answered; an answer that came in between still counts."""
         credited = 0
-        for slot, share, ask in sent:
+        while sent:
+            slot, share, ask = sent.pop()
             state, nbytes = "no_answer", 0
             if not self._ledger._ask_withdraw(ask):
                 status, outcome, nbytes = self._ledger._ask_poll(ask)
@@ -213,91 +238,118 @@ class Asks:
             credited += nbytes
         return credited
 
-    @staticmethod
-    def _free_reading(device: Device) -> tuple[int, int] | None:
-        """(free of the source, bytes that members hold) now; None where nobody can read."""
-        reading = device.refresh(max_age_s=0)
-        if reading.free is None:
+    def _look(self, device: Device, pool: int) -> tuple[int, int, int] | None:
+        """(number of the reading, its free, bytes that members hold) now; None where nobody can
+        read."""
+        device.refresh(max_age_s=0)
+        reading = self._ledger._reading(pool)
+        if not reading["sequence"] or reading["free"] is None:
             return None
-        return reading.free, device.figures().held
+        held = self._ledger._snapshot(pool)["figures"].held
+        return reading["sequence"], reading["free"], held
 
     def _verified(
-        self, device: Device, before: tuple[int, int] | None, credited: int
+        self, device: Device, pool: int, before: tuple[int, int, int] | None, credited: int
     ) -> int | None:
-        after = self._free_reading(device) if credited else before
-        if before is None or after is None:
+        if before is None:
+            return None
+        if not credited:
+            return 0
+        after = self._look(device, pool)
+        if after is None or after[0] == before[0]:
             return None
         # What else moved meanwhile is known from the records: only the rest is these bytes' doing.
-        others = (after[1] - before[1]) + credited
-        return max(0, min(credited, after[0] - before[0] + others))
+        others = (after[2] - before[2]) + credited
+        return max(0, min(credited, after[1] - before[1] + others))
 
     # ---- without waiting
 
     def ask_behind(self, device: Device, nbytes: int, bound_s: float) -> int:
         """Ask, wait no longer than `bound_s`, and let what is unanswered go on: bytes credited by
         then. Housekeeping takes the rest back."""
-        pool = device._pools()[0]
-        ticket = self._ledger._asking(True)
+        pool = device._pools()[device.figures().level]
+        ticket = self._begin()
         answers: list[MemberAnswer] = []
+        open_asks: list[tuple[int, int, bytes]] = []
+        credited = 0
         try:
-            open_asks = self._send_round(pool, nbytes, ticket, self._busy_slots(pool), answers)
+            self._send_round(pool, nbytes, ticket, self._busy_slots(pool), answers, open_asks)
             deadline = time.monotonic() + bound_s
-            credited = 0
-            while open_asks and time.monotonic() < deadline:
-                still = []
-                for entry in open_asks:
+            while open_asks:
+                for entry in tuple(open_asks):
                     status, _, freed = self._ledger._ask_poll(entry[2])
-                    if status == _OK:
+                    if status in (_OK, _EXPIRED):
+                        open_asks.remove(entry)
                         credited += freed
-                    elif status != _EXPIRED:
-                        still.append(entry)
-                open_asks = still
-                if open_asks:
-                    self._ledger._wait(min(_WAIT_STEP_S, bound_s))
+                left = deadline - time.monotonic()
+                if not open_asks or left <= 0:
+                    break
+                self._ledger._wait(min(_WAIT_STEP_S, left))
         finally:
-            self._ledger._asking(False)
-        until = time.monotonic() + DEFAULT_TIMEOUT_S
-        self._left_open.extend((until, ask) for _, _, ask in open_asks)
+            self._end()
+            if open_asks:
+                self._leave_open([ask for _, _, ask in open_asks])
         return credited
+
+    def _leave_open(self, asks: list[bytes]) -> None:
+        until = time.monotonic() + DEFAULT_TIMEOUT_S
+        with self._lock:
+            self._left_open += [(until, ask) for ask in asks]
+        self._ledger._wake()
 
     def _busy_slots(self, pool: int) -> set[int]:
         """Members that are inside an ask of their own: never asked from a holder."""
         return {victim[0] for victim in self._ledger._victims(pool) if victim[4]}
 
-    def take_back(self) -> None:
-        """Housekeeping: asks that were left open behind a call end at their deadline."""
+    def take_back(self) -> float | None:
+        """Housekeeping: asks that were left open behind a call end at their deadline. Seconds until
+        the next one is due; None: there is none."""
+        if not self._left_open:
+            return None
         now = time.monotonic()
-        left = self._left_open
-        self._left_open = [entry for entry in left if entry[0] > now]
-        for until, ask in left:
-            if until <= now:
-                self._ledger._ask_withdraw(ask)
+        with self._lock:
+            due = [ask for until, ask in self._left_open if until <= now]
+            self._left_open = [entry for entry in self._left_open if entry[0] > now]
+            later = min((until for until, _ in self._left_open), default=None)
+        for ask in due:
+            if not self._ledger._ask_withdraw(ask):
+                self._ledger._ask_poll(ask)  # answered: nobody needs it, and the word is given back
+        return None if later is None else later - now
 
     # ---- the victim
 
     def serve(self, timeout: float = 0.0) -> int:
         """See Ledger.serve."""
+        if getattr(self._here, "serving", False):
+            # From inside a holder: holders are not run re-entrantly.
+            return self._serve_with((), "busy")
         deadline = time.monotonic() + timeout
-        served = 0
         while True:
-            served += self._serve_with(self._ledger.holders._all)
+            mark = self._ledger._wake_mark()
+            served = self._serve_with(self._ledger.holders._all)
             left = deadline - time.monotonic()
             if served or left <= 0:
                 return served
-            self._ledger._wait(min(left, 0.05))
+            self._ledger._wait(min(left, 0.05), mark)
 
     def serve_on_housekeeping(self) -> None:
         """Answers what thread-safe holders can answer; with no holder at all, says so at once."""
         holders = self._ledger.holders
-        if not len(holders):
-            self._serve_with(())
-        elif holders._for_housekeeping():
+        if len(holders) and not holders._for_housekeeping():
+            return
+        try:
             self._serve_with(holders._for_housekeeping())
+        except LedgerClosed:
+            raise
+        except BaseException:
+            # A holder's SystemExit must not end the thread that keeps this member going.
+            return
 
     def serve_quick(self) -> None:
         """Inside an ask of our own: answer at once from quick holders, or say busy."""
         here = threading.current_thread() is threading.main_thread()
-        self._serve_with(self._ledger.holders._quick_ones(here), otherwise="busy")
+        nested = getattr(self._here, "serving", False)
+        self._serve_with(() if nested else self._ledger.holders._quick_ones(here), "busy")
 
     def _serve_with(self, holders: tuple[_Registered, ...], otherwise: str = "refused") -> int:
         served = 0
@@ -306,29 +358,42 @@ class Asks:
             if request is None:
                 return served
             opaque, pool, nbytes, _ = request
-            freed = self._release(pool, nbytes, holders)
-            outcome = otherwise if not freed else ("done" if freed >= nbytes else "partial")
-            self._ledger._request_answer(opaque, outcome, freed)
+            nested = getattr(self._here, "serving", False)
+            self._here.serving = True
+            try:
+                self._release(pool, nbytes, holders, opaque, otherwise)
+            finally:
+                self._here.serving = nested
             served += 1
 
-    def _release(self, pool: int, nbytes: int, holders: tuple[_Registered, ...]) -> int:
-        """Run holders until `nbytes` are published as gone. A holder that raises has freed nothing
-        that counts; one that says more than was published is not believed."""
+    def _release(
+        self,
+        pool: int,
+        nbytes: int,
+        holders: tuple[_Registered, ...],
+        request: bytes,
+        otherwise: str,
+    ) -> None:
+        """Run holders until `nbytes` are published as gone, and answer, whatever they do. One that
+        raises has freed nothing that counts; one that says more than was published is not
+        believed."""
         device = self._ledger._device_of(pool)
-        if device is None:
-            return 0
-        before = device.figures().own_held
-        for known in holders:
-            missing = nbytes - max(0, before - device.figures().own_held)
-            if missing <= 0:
-                break
-            try:
-                known.holder.release_memory(device, missing)
-            except LedgerClosed:
-                raise
-            except Exception:
-                continue
-        return max(0, before - device.figures().own_held)
+        before = self._own_held(pool)
+        try:
+            for known in holders if device is not None else ():
+                missing = nbytes - (before - self._own_held(pool))
+                if missing <= 0:
+                    break
+                with contextlib.suppress(Exception):
+                    known.holder.release_memory(device, missing)
+        finally:
+            freed = max(0, before - self._own_held(pool))
+            outcome = otherwise if not freed else ("done" if freed >= nbytes else "partial")
+            self._ledger._request_answer(request, outcome, freed)
+
+    def _own_held(self, pool: int) -> int:
+        device = self._ledger._device_of(pool)
+        return 0 if device is None else device.figures().own_held
 
 
 class AllSiblings:

@@ -59,8 +59,8 @@ class Request(NamedTuple):
     """What a process asked for, and nothing of what it decided or saw."""
 
     kind: str
-    """load, step, free (what `subject` names), died (all that `who` has); pin (`nbytes`); begin, stop
-    (the prompt of `group`), turn (a step of it that needs no memory)"""
+    """load, step, free (what `subject` names), died (all that `who` has); pin (`nbytes`); begin and
+    stop (the prompt of `group`), turn (a step of it that needs no memory)"""
     who: str
     subject: str
     """unique in the run for a load, a step, a pin and a turn"""

@@ -20,8 +20,8 @@ Decision = str | int | None
 
 class Verdict(NamedTuple):
     decisions: dict[str, Decision]
-    """by subject: the dtype of each load, the batch of each step, the bytes of each pin, whether each
-    turn was made"""
+    """by subject: the dtype of each load, the batch of each step, the bytes of each pin,
+    whether each turn was made"""
     ooms: int
     peak_bytes: int
 

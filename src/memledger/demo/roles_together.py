@@ -55,6 +55,7 @@ def keeper(actor: Actor, *, model_bytes: int, earlier_bytes: int) -> Result:
         allocations[what] = allocator.alloc(nbytes)
         if load.promise is not None:
             load.promise.settle(held=allocator.reserved)
+    actor.peak = actor.card.used()
     allocations["earlier"].free()
     with actor.log.in_order():
         publish_allocator(actor, allocator)
@@ -69,13 +70,14 @@ def asker(actor: Actor, *, fp8_bytes: int) -> Result:
     it knows any; then tries in any case, as nothing would come of waiting."""
     checkpoint = Checkpoint(fp8_bytes, dtypes=("fp8",))
     actor.meet("ready")
+    seen = actor.memory.figures().free
     given = actor.memory.make_room(policy.load_bytes(checkpoint, "fp8"))
     load = actor.decide_load(f"{actor.name}/model", checkpoint)
     promise = load.promise or actor.no_promise()
     loaded = actor.take(fp8_bytes, promise) is not None
     promise.settle(held=actor.card.held_by_me())
     actor.meet("loaded")
-    return actor.result(loaded=loaded, **{f"ask_{k}": v for k, v in given._asdict().items()})
+    return actor.result(loaded=loaded, free_bytes=seen, ask=given._asdict())
 
 
 # ---- pins
@@ -130,9 +132,7 @@ class _LedgerPins:
             claim.settle(pinned=pinned)
 
 
-def pinner(
-    actor: Actor, *, budget_bytes: int, block_bytes: int, blocks: int, races: int
-) -> Result:
+def pinner(actor: Actor, *, budget_bytes: int, block_bytes: int, blocks: int, races: int) -> Result:
     """Page-locks block after block while it may, as a loader does with its staging buffers."""
     pins: _Pins = _OwnCeiling(budget_bytes)
     if isinstance(actor.memory, LedgerMemory):
@@ -229,9 +229,7 @@ def server(actor: Actor, *, server_group: str, prompts: int, clicks_in: list[int
         actor.meet(f"begin {number}")
         with actor.log.in_order():
             interrupts.begin(prompt)
-            actor.log.write(
-                request_event(Request("begin", actor.name, prompt, group=server_group))
-            )
+            actor.log.write(request_event(Request("begin", actor.name, prompt, group=server_group)))
         actor.meet(f"begun {number}")
         if number in clicks_in:
             actor.meet(f"click {number}")

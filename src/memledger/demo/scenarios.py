@@ -17,6 +17,7 @@ from memledger.demo.cast import Cast
 from memledger.demo.log import Log, Request, request_event
 from memledger.demo.oracle import compare
 from memledger.demo.policy import GIB
+from memledger.demo.scenarios_together import one_pin_budget, sibling_gives_back, stop_click
 from memledger.demo.stage import (
     Outcome,
     Played,
@@ -448,6 +449,9 @@ SCENARIOS: dict[str, Callable[[Stage], Outcome]] = {
     "killed": killed_worker,
     "slow": slow_load,
     "ram": real_ram,
+    "giveback": sibling_gives_back,
+    "pins": one_pin_budget,
+    "stop": stop_click,
 }
 
 

@@ -16,7 +16,6 @@ from memledger.demo.oracle import Disagreement, Verdict
 from memledger.demo.policy import GIB
 from memledger.sim import Card
 
-
 BREAKS = {"claims": "claimless", "asks": "askless", "pins": "pinless", "groups": "groupless"}
 """What a scene may rest on, and the mode of a ledger's run without it, which must fail."""
 
