@@ -144,7 +144,7 @@ const volatile uint64_t *os_cookie_new(uint64_t value);
 uint64_t os_fork_count(void);
 /* Calls `prepare`/`parent` around fork() in the parent and `child` in the child, for each registered context, at
  * most OS_FORK_MAX of them. OS_FAILED when full. Not called by raw clone. */
-#define OS_FORK_MAX 64
+#define OS_FORK_MAX 512
 typedef struct os_fork_hooks {
     void (*prepare)(void *context);
     void (*parent)(void *context);
