@@ -275,23 +275,35 @@ def sample(directory: str) -> Callable[[], None]:
     samples = array.array("q")
     ended = threading.Event()
 
+    def bounds(holders: dict[int, int]) -> tuple[int, int]:
+        low = high = 0
+        for seat in range(MEMBERS):
+            there = holders.get(words.get(seat, _PID))
+            if there is not None:
+                # In this order: a member raises _HIGH first.
+                least, most = words.get(seat, _LOW), words.get(seat, _HIGH)
+                low += max(there, least)
+                high += max(there, least, most)
+        return low, high
+
     def take() -> None:
         with card._table.transaction() as now:
+            holders = {h.pid: h.bytes for h in card._table.holders(now) if h.alive}
+            foreign = card._table.foreign
+            # A claim may be granted meanwhile: the card's lock does not hold that up.
+            before = bounds(holders)
             # Figures that agree with free(): nobody published in between.
             for _ in range(5):
                 free, figures = device.free(), device.figures()
                 if free == figures.free == device.free():
                     break
             reading = ledger._reading(pool)
-            holders = {h.pid: h.bytes for h in card._table.holders(now) if h.alive}
-            foreign = card._table.foreign
-            low = high = in_flight = 0
-            for seat in range(MEMBERS):
-                there = holders.get(words.get(seat, _PID))
-                if there is not None:
-                    low += max(there, words.get(seat, _LOW))
-                    high += max(there, words.get(seat, _HIGH), words.get(seat, _LOW))
-                    in_flight += max(0, there - words.get(seat, _PUBLISHED))
+            after = bounds(holders)
+            low, high = min(before[0], after[0]), max(before[1], after[1])
+            in_flight = sum(
+                max(0, holders.get(words.get(seat, _PID), 0) - words.get(seat, _PUBLISHED))
+                for seat in range(MEMBERS)
+            )
             t = time.monotonic_ns()
         one = Sample(
             t, -1 if free is None else free, figures.held, figures.claimed,
@@ -506,7 +518,8 @@ class Play:
                     break
                 time.sleep(0.001)
         self._events.write("stopped", victim=pid)
-        self._stopped = (time.monotonic() + STOPPED_S, one)
+        stopped_s = min(STOPPED_S, self._seconds / 6)
+        self._stopped = (time.monotonic() + stopped_s, one)
 
     def _end(self, kind: str, one: Child) -> None:
         (seat,) = (seat for seat, member in self._members.items() if member is one)
@@ -805,7 +818,8 @@ def _span_text(span: Span | None) -> str:
 
 @contextlib.contextmanager
 def place() -> Iterator[str]:
-    where = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    where = os.environ.get("TMPDIR") or memory
     with tempfile.TemporaryDirectory(prefix="memledger-truth-", dir=where) as directory:
         yield directory
 

@@ -132,8 +132,9 @@ static uint64_t unaccounted_of(const ml_sample *s) {
 /* The newest pair of `previous` becomes the older one of `s`. A reading that follows closer than one and a half periods
  * does not push it out unless it says more, so that somebody who refreshes in a loop does not shorten the window. */
 static void carry_pair(ml_sample *s, const ml_sample *previous) {
-    bool close = previous->pair_time_ns != 0 &&
-                 ml_sub_sat(s->time_ns, previous->pair_time_ns) < ML_PERIOD_BUSY_NS + ML_PERIOD_BUSY_NS / 2;
+    /* A pair from the future is of another member's clock, which rules nothing here: it moves on. */
+    bool close = previous->pair_time_ns != 0 && s->time_ns >= previous->pair_time_ns &&
+                 s->time_ns - previous->pair_time_ns < ML_PERIOD_BUSY_NS + ML_PERIOD_BUSY_NS / 2;
     unsigned j = close && said_by(previous, 1, s->held[0]) > said_by(previous, 0, s->held[0]) ? 1 : 0;
     s->excess[1] = previous->excess[j];
     s->held[1] = previous->held[j];

@@ -37,14 +37,12 @@ static uint64_t other_window(const ml_local_pool *pool, bool only_earlier, uint6
 /* Until that window is closed, its announced time has passed since now, or the deadline. */
 static void outwait(const ml_local_pool *pool, unsigned slot, uint64_t word, uint64_t deadline_ns,
                     uint64_t ignored[ML_SLOTS_MAX]) {
-    uint64_t end_ns = ml_min_u64(deadline_ns, ml_add_sat(os_now_ns(), WINDOW_NS(word)));
+    uint64_t over_ns = ml_add_sat(os_now_ns(), WINDOW_NS(word)), end_ns = ml_min_u64(deadline_ns, over_ns);
     const ml_u64 *window = &ml_view_record(pool->view, pool->index, slot)->window;
     while (ml_load_acquire(window) == word) {
         uint64_t now_ns = os_now_ns();
-        if (now_ns >= end_ns) {
-            ignored[slot] = word;
-            return;
-        }
+        if (now_ns >= over_ns) ignored[slot] = word;
+        if (now_ns >= end_ns) return;
         os_sleep_ns(ml_min_u64(STEP_NS, end_ns - now_ns));
     }
 }

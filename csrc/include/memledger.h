@@ -360,8 +360,8 @@ uint64_t ml_asking_begin(ml_ledger *ledger);
 void ml_asking_end(ml_ledger *ledger);
 /* Ask one member to release bytes of a pool. ML_BUSY: somebody else is asking it there; ML_EXPIRED: it is gone. */
 int ml_ask_send(ml_ledger *ledger, unsigned pool, unsigned victim, uint64_t bytes, ml_ask *ask);
-/* ML_NOT_READY: no answer yet. ML_OK: *outcome ML_ANSWER_*, *bytes, once. ML_EXPIRED: gone, or fetched before. An answer
- * is kept for who is inside ml_asking_begin, for a second; for others until somebody else asks. */
+/* ML_NOT_READY: no answer yet. ML_OK: *outcome ML_ANSWER_*, *bytes, once. ML_EXPIRED: gone, or fetched before. An
+ * answer is kept for who is inside ml_asking_begin, for a second; for others until somebody else asks. */
 int ml_ask_poll(ml_ledger *ledger, const ml_ask *ask, int *outcome, uint64_t *bytes);
 /* Take an unanswered ask back. ML_OK, or ML_BUSY when an answer or a death was faster: poll again. */
 int ml_ask_withdraw(ml_ledger *ledger, const ml_ask *ask);

@@ -140,7 +140,6 @@ class Asks:
 
     def ask(self, device: Device, nbytes: int, timeout: float) -> AskResult:
         """See Device.ask."""
-        ledger = self._ledger
         if nbytes <= 0:
             raise ValueError(f"nbytes: expected at least 1 byte, got {nbytes!r}")
         deadline = time.monotonic() + timeout

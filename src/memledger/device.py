@@ -262,9 +262,16 @@ class Device(_Claiming, _native.Device):
 
     def pin_budget(self) -> int | None:
         """Bytes that may still be page-locked by this process; None when unknown."""
+        self._pins().apply()
         free, room = self._pins().device.free(), self._pin_room()
         known = [n for n in (free, room) if n is not None]
         return min(known) if known else None
+
+    def pinned(self, nbytes: int, *, releasable: int | None = None) -> None:
+        """This process has `nbytes` page-locked now, in all: after it has unlocked some.
+        releasable: bytes of these that it would unlock if asked; None: all, where it has registered
+        a holder, else none."""
+        self._pins().settle(None, nbytes, releasable)
 
     def pin_ceiling(self, nbytes: int) -> None:
         """The most that all members together may pin, as this process sees it: the smallest of all

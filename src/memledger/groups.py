@@ -7,6 +7,7 @@ one machine never hear each other's clicks.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from memledger.ledger import Ledger
 
 ENVIRONMENT = "MEMLEDGER_GROUP"
+ONLY_HOST = "the only host"
 _ANCESTORS_MAX = 32
 _ID_BYTES_MAX = 63
 
@@ -25,11 +27,13 @@ def short_id(text: str) -> str:
     """`text` where it fits 63 bytes of UTF-8, else a hash of it that does: the same everywhere."""
     if not isinstance(text, str):
         raise TypeError(f"id: expected a str, got {type(text).__name__}")
-    if len(text.encode("utf-8", "surrogatepass")) <= _ID_BYTES_MAX and "\0" not in text:
-        return text
+    data = text.encode("utf-8", "surrogatepass")
+    with contextlib.suppress(UnicodeEncodeError):  # a lone surrogate, which is no UTF-8
+        if len(text.encode()) <= _ID_BYTES_MAX and "\0" not in text:
+            return text
     import hashlib  # 2 ms of import time that few processes ever need
 
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_ID_BYTES_MAX]
+    return hashlib.sha256(data).hexdigest()[:_ID_BYTES_MAX]
 
 
 class Job(_native.Job):
@@ -48,28 +52,43 @@ class Job(_native.Job):
 
 
 def find_leader(
-    hosts: tuple[Member, ...], own_slot: int, group: int
+    hosts: tuple[Member, ...], own_slot: int, group: int, *, forked: bool = False
 ) -> tuple[Member | None, str]:
-    """The member to follow and why (or why none), in one line. hosts: members with role host."""
+    """The member to follow and why (or why none), in one line.
+
+    hosts: members with role host. forked: this process is a forked child; one of a host has that
+    role too, but works for its parent.
+    """
     hosts = tuple(m for m in hosts if m.state in ("live", "unverified"))
-    for host in hosts:
-        if host.slot == own_slot:
-            return host, "it is a host itself"
+    own = next((host for host in hosts if host.slot == own_slot), None)
+    if own is not None:
+        parent = _nearest_ancestor(tuple(h for h in hosts if h is not own)) if forked else None
+        if parent is None:
+            return own, "it is a host itself"
+        return parent, f"forked from it (pid {parent.pid})"
     if not hosts:
         return None, "no host has joined"
     if group:
         named = [m for m in hosts if m.group == group]
         if named:
-            return named[0], "named by the group"
+            # The oldest: a host's forked children carry its name too.
+            return min(named, key=lambda m: m.joined_ns), "named by the group"
         return None, "no live host has joined with this group's name"
+    ancestor = _nearest_ancestor(hosts)
+    if ancestor is not None:
+        return ancestor, f"an ancestor (pid {ancestor.pid})"
+    if len(hosts) == 1:
+        return hosts[0], ONLY_HOST
+    return None, f"{len(hosts)} hosts, none of them an ancestor; name one by group="
+
+
+def _nearest_ancestor(hosts: tuple[Member, ...]) -> Member | None:
     namespace = own_pid_namespace()
-    for pid in ancestors():
+    for pid in ancestors() if hosts else ():
         for host in hosts:
             if (host.pid, host.pid_namespace) == (pid, namespace):
-                return host, f"an ancestor (pid {pid})"
-    if len(hosts) == 1:
-        return hosts[0], "the only host"
-    return None, f"{len(hosts)} hosts, none of them an ancestor; name one by group="
+                return host
+    return None
 
 
 def own_pid_namespace() -> int:

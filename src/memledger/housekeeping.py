@@ -43,16 +43,18 @@ class Housekeeping:
                 self._thread.join(_STOP_TIMEOUT_S)
 
     def _run(self) -> None:
-        pause_s = 0.0
+        pause_s, mark = 0.0, 0
         while not self._stopping.is_set():
             ledger = self._ledger()
             if ledger is None:
                 return
             if pause_s:
-                ledger._wait(pause_s)
+                # From the mark: an ask that came while this round looked elsewhere is not slept on.
+                ledger._wait(pause_s, mark)
                 if self._stopping.is_set():
                     return
             try:
+                mark = ledger._wake_mark()
                 pause_s = ledger._housekeep()
             except LedgerClosed:
                 return

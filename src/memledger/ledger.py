@@ -90,6 +90,7 @@ class Ledger(_native.Ledger):
         self._asks = Asks(self)
         self._leader_reason = ""
         self._leader_at = 0.0
+        self._forked = False
         self._reset_locks()
         self._find_leader()
         self._housekeeping = Housekeeping(self)
@@ -105,6 +106,7 @@ class Ledger(_native.Ledger):
     _asks: Asks
     _leader_reason: str
     _leader_at: float
+    _forked: bool
     _explicit_path: bool
     _closed: bool
     _layouts_at: float
@@ -244,24 +246,26 @@ class Ledger(_native.Ledger):
     def _find_leader(self) -> None:
         """Follow somebody, where nobody alive is followed yet. Looks at most once a second."""
         now = time.monotonic()
-        if now < self._leader_at or self._leader() is not None:
+        followed = self._leader()
+        # "The only host" is a guess: one that is named or an ancestor may have joined since.
+        if now < self._leader_at or (followed and self._leader_reason != groups.ONLY_HOST):
             return
         self._leader_at = now + _FIND_LEADER_EVERY_S
         key = _native.job_key(short_id(self.group)) if self.group else 0
         hosts = tuple(member_from(fields) for fields in self._hosts())
-        found, self._leader_reason = find_leader(hosts, self._info()["slot"], key)
-        if found is not None:
+        found, reason = find_leader(hosts, self._info()["slot"], key, forked=self._forked)
+        if found is None and followed:
+            return
+        self._leader_reason = reason
+        if found is not None and (found.slot, found.generation) != followed:
             self._follow(found.slot, found.generation)
 
     def _device_of(self, pool: int) -> Device | None:
-        """The device whose own pool that is."""
-        for device in self.devices():
-            if device._pools()[0] == pool:
-                return device
-            pins = device._pin_pools
-            if pins is not None and pins.device._pools()[0] == pool:
-                return pins.device
-        return None
+        """The device whose own pool that is, else one that draws from it."""
+        known = list(self.devices())
+        known += [device._pin_pools.device for device in known if device._pin_pools is not None]
+        own = (device for device in known if device._pools()[0] == pool)
+        return next(own, None) or next((d for d in known if pool in d._pools()), None)
 
     def sweep(self) -> int:
         """Take back what dead members left; returns how many were removed. Housekeeping does the
@@ -293,6 +297,8 @@ class Ledger(_native.Ledger):
             if source is not None and pool not in self._pool_sources:
                 self._pool_locks[pool] = threading.Lock()
                 self._pool_sources[pool] = source
+                # Finding the device has opened its driver's session already, reading or not.
+                self._read_at[pool] = time.monotonic()
                 self._set_reader(pool, True)
 
     def _read_if_older(self, pool: int, max_age_s: float) -> None:
@@ -407,7 +413,7 @@ class Ledger(_native.Ledger):
             self._full_sweep_at = now + _FULL_SWEEP_EVERY_S
         self._sweep(full=full)
         self._find_leader()
-        self._asks.take_back()
+        next_take_back = self._asks.take_back()
         if self.pending() & 1:
             self._asks.serve_on_housekeeping()
         for pool in _bits(due):
@@ -418,11 +424,12 @@ class Ledger(_native.Ledger):
         if now >= self._layouts_at:
             self._layouts_at = now + _LAYOUTS_EVERY_S
             self._set_foreign_layout(bool(live_foreign_layouts(self.path)))
-        return next_s
+        return next_s if next_take_back is None else min(next_s, next_take_back)
 
     def _reset_locks(self) -> None:
         self._lock = threading.Lock()
         self.holders._reset_lock()
+        self._asks._reset()
         self._pool_locks = {pool: threading.Lock() for pool in self._pool_sources}
 
     _lock: threading.Lock
@@ -434,6 +441,7 @@ class Ledger(_native.Ledger):
         # member all the same, without housekeeping of its own.
         if not self._closed and _hooked_pid == os.getpid():
             self._leader_at = 0.0
+            self._forked = True
             self._find_leader()
             self._housekeeping = Housekeeping(self)
             self._housekeeping.start()

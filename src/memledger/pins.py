@@ -8,6 +8,7 @@ there, in whole pages.
 from __future__ import annotations
 
 import mmap
+import threading
 from typing import TYPE_CHECKING
 
 from memledger.errors import ClaimRefused
@@ -37,10 +38,10 @@ class PinClaim:
     def checked(self) -> bool:
         return self._claim.checked
 
-    def settle(self, pinned: int) -> None:
-        """`pinned`: bytes that this process has page-locked now, in all."""
-        self._claim.settle(held=whole_pages(pinned))
-        self._pins.publish_pinned(pinned)
+    def settle(self, pinned: int, *, releasable: int | None = None) -> None:
+        """`pinned`: bytes that this process has page-locked now, in all; what that is more than
+        before counts in whole pages, so settle once per pin. `releasable`: see `Device.pinned`."""
+        self._pins.settle(self._claim, pinned, releasable)
 
     def cancel(self) -> None:
         self._claim.cancel()
@@ -65,32 +66,55 @@ class Pins:
         )
         spec = DeviceSpec(f"pin:{ram.name}", levels, (None,) * len(levels))
         self.device = Device(ram._ledger, spec)
+        self._lock = threading.Lock()
         self._learned: int | None = None
         self._ceiling: int | None = None
-        self._apply()
+        self._applied: list[int | None] = [None] * len(levels)
+        self._pinned = 0
+        self.apply()
 
-    def _apply(self) -> None:
-        """Each level's ceiling: half its total unless told otherwise, and what was learned."""
+    def apply(self) -> None:
+        """Each level's ceiling: half its total unless told otherwise, and what was learned. Totals
+        may come late, and limits of containers move."""
         for level, pool in enumerate(self._ram._pools()):
             total = self._ram._ledger._reading(pool)["total"]
-            wanted = self._ceiling if self._ceiling is not None else (total or 0) // 2
-            known = [n for n in (wanted or None, self._learned) if n is not None]
-            self.device._set_level_limit(level, min(known) if known else None)
+            if total is None:
+                total = self._ram.total()
+            wanted = self._ceiling if self._ceiling is not None else (total or 0) // 2 or None
+            known = [n for n in (wanted, self._learned) if n is not None]
+            limit = min(known) if known else None
+            if limit != self._applied[level]:
+                self.device._set_level_limit(level, limit)
+                self._applied[level] = limit
 
     def ceiling(self, nbytes: int) -> None:
         self._ceiling = nbytes
-        self._apply()
+        self.apply()
 
     def learn(self, nbytes: int | None) -> None:
         self._learned = nbytes
-        self._apply()
+        self.apply()
 
-    def publish_pinned(self, pinned: int) -> None:
-        """The pinned facet of the RAM record, for dumps."""
-        held, releasable, _ = self._ram.amounts
-        self._ram.publish(held, releasable=releasable, pinned=pinned)
+    def settle(self, claim: _native.Claim | None, pinned: int, releasable: int | None) -> None:
+        """The pin pool's record, and the pinned facet of the RAM record for dumps."""
+        with self._lock:
+            before = self.device.amounts[0]
+            # In a forked child nothing of the parent's is pinned.
+            grown = pinned - (self._pinned if before else 0)
+            held = before + whole_pages(grown) if grown >= 0 else before - whole_pages(-grown)
+            held = max(held, whole_pages(pinned)) if pinned else 0
+            if releasable is None:
+                releasable = held if len(self._ram._ledger.holders) else 0
+            if claim is None:
+                self.device.publish(held, releasable=min(releasable, held))
+            else:
+                claim.settle(held, releasable=min(releasable, held))
+            self._pinned = pinned
+            # By difference, so that a publish of another thread is not undone.
+            self._ram.add(pinned=held - self._ram.amounts[2])
 
     def claim(self, nbytes: int) -> PinClaim | None:
+        self.apply()
         wanted = whole_pages(nbytes)
         room = self._ram._pin_room()
         if room is not None and wanted > room:

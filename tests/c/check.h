@@ -53,8 +53,7 @@ static inline int check_report_equal(long long left, long long right, const char
 static inline int check_run(const check_test *tests, size_t count, const char *filter) {
     unsigned passed = 0, failed = 0;
     for (size_t i = 0; i < count; i++) {
-        if (filter != NULL && strstr(tests[i].name, filter) == NULL)
-            continue;
+        if (filter != NULL && strstr(tests[i].name, filter) == NULL) continue;
         check_failures = 0;
         CHECK_WATCHDOG(CHECK_TEST_SECONDS);
         tests[i].run();
@@ -63,8 +62,7 @@ static inline int check_run(const check_test *tests, size_t count, const char *f
             passed++;
         else
             failed++;
-        if (check_failures != 0)
-            printf("FAILED %s\n", tests[i].name);
+        if (check_failures != 0) printf("FAILED %s\n", tests[i].name);
         fflush(stdout);
     }
     printf("%u passed, %u failed\n", passed, failed);

@@ -8,8 +8,8 @@
 #include "check.h"
 #include "kill_points.h"
 
-#include "core/core.h"
 #include "core/claim.h"
+#include "core/core.h"
 #include "core/snapshot.h"
 #include "include/memledger.h"
 
@@ -77,8 +77,7 @@ static inline ml_device *open_pool_of(ml_ledger *ledger, const char *key) {
 /* A device, and a total for it without a reading. */
 static inline ml_device *open_card(ml_ledger *ledger, uint64_t total_bytes) {
     ml_device *device = open_pool_of(ledger, CARD);
-    if (total_bytes)
-        CHECK_EQ(ml_device_set_limit(device, total_bytes), ML_OK);
+    if (total_bytes) CHECK_EQ(ml_device_set_limit(device, total_bytes), ML_OK);
     return device;
 }
 
@@ -86,8 +85,7 @@ static inline ml_device *open_chain(ml_ledger *ledger, const char *const *keys, 
     ml_device *device = NULL;
     ml_pool_spec specs[ML_LEVELS_MAX + 1];
     memset(specs, 0, sizeof specs);
-    for (unsigned i = 0; i < count; i++)
-        specs[i] = (ml_pool_spec){.key = keys[i], .kind = ML_KIND_SIM};
+    for (unsigned i = 0; i < count; i++) specs[i] = (ml_pool_spec){.key = keys[i], .kind = ML_KIND_SIM};
     CHECK_EQ(ml_device_open(ledger, specs, count, &device), ML_OK);
     return device;
 }
@@ -141,8 +139,12 @@ static inline ml_ledger_info info_of(ml_ledger *ledger) {
 
 static inline int read_source(ml_ledger *ledger, unsigned pool, uint64_t total, uint64_t free_bytes) {
     ml_reading_op op;
-    ml_reading reading = {.total = total, .free = free_bytes, .immediate = UINT64_MAX, .soft_limit = UINT64_MAX,
-                          .source = 's' | 'i' << 8 | 'm' << 16, .scope = ML_SCOPE_DEVICE};
+    ml_reading reading = {.total = total,
+                          .free = free_bytes,
+                          .immediate = UINT64_MAX,
+                          .soft_limit = UINT64_MAX,
+                          .source = 's' | 'i' << 8 | 'm' << 16,
+                          .scope = ML_SCOPE_DEVICE};
     CHECK_EQ(ml_reading_begin(ledger, pool, NULL, &op), ML_OK);
     return ml_reading_end(ledger, &op, &reading);
 }
@@ -178,8 +180,7 @@ static inline int tick(ml_ledger *ledger) {
 static inline pid_t child(void (*body)(void)) {
     fflush(stdout);
     pid_t pid = fork();
-    if (pid != 0)
-        return pid;
+    if (pid != 0) return pid;
     CHECK_WATCHDOG(CHECK_TEST_SECONDS);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     setsid();
@@ -192,8 +193,7 @@ static inline pid_t child(void (*body)(void)) {
 /* The exit status, or minus the signal that ended or stopped it. */
 static inline int outcome(pid_t pid) {
     int status = 0;
-    if (waitpid(pid, &status, WUNTRACED) != pid)
-        return 999;
+    if (waitpid(pid, &status, WUNTRACED) != pid) return 999;
     return WIFEXITED(status) ? WEXITSTATUS(status) : WIFSTOPPED(status) ? -WSTOPSIG(status) : -WTERMSIG(status);
 }
 
@@ -213,16 +213,14 @@ static inline int run_child(void (*body)(void)) {
 
 static inline void new_segment(void) {
     static unsigned number;
-    if (path[0])
-        unlink(path);
+    if (path[0]) unlink(path);
     snprintf(path, sizeof path, "%s/segment%u", folder, number++);
 }
 
 static inline int begin(void) {
     snprintf(folder, sizeof folder, "/dev/shm/ml-core-XXXXXX");
     kill_points_share();
-    if (!mkdtemp(folder))
-        return 0;
+    if (!mkdtemp(folder)) return 0;
     new_segment();
     return 1;
 }

@@ -30,8 +30,7 @@ static struct {
 
 void kill_points_share(void) {
     void *page = mmap(NULL, sizeof *counts, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (page != MAP_FAILED)
-        counts = page;
+    if (page != MAP_FAILED) counts = page;
 }
 
 void kill_points_clear(void) {
@@ -54,20 +53,16 @@ const char *kill_points_name(unsigned i) {
 
 unsigned kill_points_count(const char *name) {
     for (unsigned i = 0; i < NAMES_MAX && kill_points_name(i); i++)
-        if (strcmp(kill_points_name(i), name) == 0)
-            return (unsigned)ml_load_relaxed(&counts->entry[i].count);
+        if (strcmp(kill_points_name(i), name) == 0) return (unsigned)ml_load_relaxed(&counts->entry[i].count);
     return 0;
 }
 
 /* One process at a time finds new names; several may count. */
 static void count(const char *name) {
     unsigned i = 0;
-    while (i < NAMES_MAX && kill_points_name(i) && strcmp(kill_points_name(i), name) != 0)
-        i++;
-    if (i == NAMES_MAX)
-        return;
-    if (!kill_points_name(i))
-        ml_ptr_store_release(&counts->entry[i].name, (void *)(uintptr_t)name);
+    while (i < NAMES_MAX && kill_points_name(i) && strcmp(kill_points_name(i), name) != 0) i++;
+    if (i == NAMES_MAX) return;
+    if (!kill_points_name(i)) ml_ptr_store_release(&counts->entry[i].name, (void *)(uintptr_t)name);
     ml_fetch_add_seq_cst(&counts->entry[i].count, 1);
 }
 
@@ -78,10 +73,8 @@ void ml_kill_point(const char *name) {
         armed.name = NULL;
         kill(getpid(), armed.signal);
     }
-    if (!hook)
-        return;
+    if (!hook) return;
     current = NULL;
     hook(name);
-    if (!current)
-        current = hook;
+    if (!current) current = hook;
 }

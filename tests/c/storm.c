@@ -37,9 +37,9 @@ static struct shared {
 
 static char path[64];
 static uint64_t seed, random_state;
-static uint64_t room;     /* units that fit */
-static unsigned largest;  /* units of one claim */
-static bool with_delays;  /* in this process, between the steps of the protocol */
+static uint64_t room;    /* units that fit */
+static unsigned largest; /* units of one claim */
+static bool with_delays; /* in this process, between the steps of the protocol */
 static bool exact_sum;
 
 static uint64_t random_bits(void) {
@@ -53,14 +53,12 @@ static uint64_t random_bits(void) {
 void ml_kill_point(const char *name);
 void ml_kill_point(const char *name) {
     (void)name;
-    if (!with_delays)
-        return;
+    if (!with_delays) return;
     uint64_t bits = random_bits();
     if (bits % 1024 == 0)
         usleep((unsigned)(bits >> 10) % 200);
     else if (bits % 16 == 0)
-        for (unsigned i = (unsigned)(bits >> 10) % 2000; i > 0; i--)
-            ml_pause();
+        for (unsigned i = (unsigned)(bits >> 10) % 2000; i > 0; i--) ml_pause();
 }
 
 /* ---- a worker --------------------------------------------------------------------------------------------- */
@@ -70,8 +68,7 @@ static ghost *mine;
 static void set_ghost(int64_t units) {
     if (exact_sum) {
         uint64_t now = ml_fetch_add_seq_cst(&shared->exact, (uint64_t)units) + (uint64_t)units, most;
-        do
-            most = ml_load_relaxed(&shared->most);
+        do most = ml_load_relaxed(&shared->most);
         while ((int64_t)now > (int64_t)most && !ml_cas_seq_cst(&shared->most, most, now));
     }
     uint64_t old = ml_load_relaxed(&mine->held);
@@ -80,8 +77,7 @@ static void set_ghost(int64_t units) {
 }
 
 static void must(bool good) {
-    if (!good)
-        ml_fetch_add_seq_cst(&mine->failures, 1);
+    if (!good) ml_fetch_add_seq_cst(&mine->failures, 1);
 }
 
 static int claim(ml_device *card, uint64_t units, ml_claim *out) {
@@ -100,18 +96,14 @@ static void claim_and_release(ml_device *card) {
     unsigned one = 1 + (unsigned)(random_bits() % largest), two = 1 + (unsigned)(random_bits() % largest);
     int status = claim(card, one, &first);
     must(status >= ML_OK && status < ML_SLOW_LOCK);
-    if (status != ML_OK)
-        return;
+    if (status != ML_OK) return;
     ml_fetch_add_seq_cst(&mine->grants, 1);
     set_ghost(one);
     bool both = random_bits() % 4 == 0 && claim(card, two, &second) == ML_OK;
-    if (both)
-        set_ghost(two);
-    if (with_delays && random_bits() % 4 == 0)
-        usleep((unsigned)(random_bits() % 100));
+    if (both) set_ghost(two);
+    if (with_delays && random_bits() % 4 == 0) usleep((unsigned)(random_bits() % 100));
     ml_amounts landed = {one * UNIT - random_bits() % UNIT, 0, 0}, none = {0, 0, 0};
-    if (random_bits() % 2)
-        must(ml_claim_publish(&first, &landed) == ML_OK);
+    if (random_bits() % 2) must(ml_claim_publish(&first, &landed) == ML_OK);
     if (both) {
         set_ghost(-(int64_t)two);
         must(ml_claim_cancel(&second) == ML_OK);
@@ -119,16 +111,14 @@ static void claim_and_release(ml_device *card) {
     set_ghost(-(int64_t)one);
     must(ml_claim_settle(&first, &none) == ML_OK);
     /* Nothing is claimed or held any more: what the word says now is nobody's. */
-    if (ML_WORD_COMMITTED(ml_load_seq_cst(&card->level[0]->own->word)) != 0)
-        ml_fetch_add_seq_cst(&mine->phantoms, 1);
+    if (ML_WORD_COMMITTED(ml_load_seq_cst(&card->level[0]->own->word)) != 0) ml_fetch_add_seq_cst(&mine->phantoms, 1);
 }
 
 static ml_ledger *join_card(ml_device **card) {
     ml_ledger *ledger;
     ml_join_options options = {.path = path, .label = "storm", .slots = 64};
     ml_pool_spec spec = {.key = "sim:card", .kind = ML_KIND_SIM};
-    if (ml_ledger_join(&options, &ledger) != ML_OK || ml_device_open(ledger, &spec, 1, card) != ML_OK)
-        return NULL;
+    if (ml_ledger_join(&options, &ledger) != ML_OK || ml_device_open(ledger, &spec, 1, card) != ML_OK) return NULL;
     return ml_device_set_limit(*card, room * UNIT) == ML_OK ? ledger : NULL;
 }
 
@@ -138,10 +128,8 @@ static void work(unsigned index) {
     random_state ^= (uint64_t)getpid() * UINT64_C(0x9e3779b97f4a7c15);
     ml_ledger *ledger = join_card(&card);
     must(ledger && card->level[0]->view->shared);
-    while (ledger && !ml_load_relaxed(&shared->quit))
-        claim_and_release(card);
-    if (ledger)
-        must(ml_ledger_leave(ledger) == ML_OK);
+    while (ledger && !ml_load_relaxed(&shared->quit)) claim_and_release(card);
+    if (ledger) must(ml_ledger_leave(ledger) == ML_OK);
 }
 
 /* The same bytes again and again, without a wait. */
@@ -151,8 +139,7 @@ static void fight(unsigned index) {
     mine = &shared->of[index];
     ml_ledger *ledger = join_card(&card);
     while (ledger && !ml_load_relaxed(&shared->quit)) {
-        if (ml_claim_try(ml_device_account(card), room * UNIT, 0, 0, &all) != ML_OK)
-            continue;
+        if (ml_claim_try(ml_device_account(card), room * UNIT, 0, 0, &all) != ML_OK) continue;
         set_ghost((int64_t)room);
         ml_store_relaxed(&mine->grants, ml_load_relaxed(&mine->grants) + 1);
         set_ghost(-(int64_t)room);
@@ -173,8 +160,7 @@ static void be_the_last(unsigned index) {
         status = ml_claim_wait(ml_device_account(card), bytes, 0, 0, UINT64_C(5000000000), &all, &unused);
     ml_store_relaxed(&shared->last_free, bytes / UNIT);
     ml_store_relaxed(&shared->last_status, (uint64_t)(int64_t)status);
-    if (ledger)
-        ml_ledger_leave(ledger);
+    if (ledger) ml_ledger_leave(ledger);
 }
 
 /* ---- the auditor ------------------------------------------------------------------------------------------- */
@@ -186,8 +172,7 @@ static uint64_t audits, over_grants, largest_sum, kills, stops;
 static pid_t start(void (*body)(unsigned), unsigned index) {
     uint64_t state = random_bits();
     pid_t pid = fork();
-    if (pid != 0)
-        return pid;
+    if (pid != 0) return pid;
     random_state = state | 1;
     CHECK_WATCHDOG(3600);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -198,11 +183,9 @@ static pid_t start(void (*body)(unsigned), unsigned index) {
 
 static void audit(void) {
     uint64_t seen[WORKERS], sum = 0;
+    for (unsigned i = 0; i < WORKERS; i++) seen[i] = ml_load_seq_cst(&shared->of[i].held);
     for (unsigned i = 0; i < WORKERS; i++)
-        seen[i] = ml_load_seq_cst(&shared->of[i].held);
-    for (unsigned i = 0; i < WORKERS; i++)
-        if (ml_load_seq_cst(&shared->of[i].held) == seen[i])
-            sum += seen[i] & 0xffffffff;
+        if (ml_load_seq_cst(&shared->of[i].held) == seen[i]) sum += seen[i] & 0xffffffff;
     audits++;
     over_grants += sum > room;
     largest_sum = sum > largest_sum ? sum : largest_sum;
@@ -220,8 +203,7 @@ static void bury(unsigned i) {
 
 static uint64_t total_of(size_t offset) {
     uint64_t sum = 0;
-    for (unsigned i = 0; i < WORKERS; i++)
-        sum += ml_load_relaxed((ml_u64 *)(void *)((char *)&shared->of[i] + offset));
+    for (unsigned i = 0; i < WORKERS; i++) sum += ml_load_relaxed((ml_u64 *)(void *)((char *)&shared->of[i] + offset));
     return sum;
 }
 #define TOTAL(field) total_of(offsetof(ghost, field))
@@ -230,18 +212,15 @@ typedef void disturb(unsigned count);
 
 static void kill_one(unsigned count) {
     unsigned i = (unsigned)(random_bits() % count);
-    if (stopped[i])
-        return;
+    if (stopped[i]) return;
     bury(i);
     workers[i] = start(work, i);
 }
 
 static void stop_or_go_on(unsigned count) {
     unsigned i = (unsigned)(random_bits() % count), now = 0;
-    for (unsigned j = 0; j < count; j++)
-        now += stopped[j];
-    if (!stopped[i] && now >= 3)
-        return;
+    for (unsigned j = 0; j < count; j++) now += stopped[j];
+    if (!stopped[i] && now >= 3) return;
     kill(workers[i], stopped[i] ? SIGCONT : SIGSTOP);
     stopped[i] = !stopped[i];
     stops += stopped[i];
@@ -252,8 +231,7 @@ static void watch(double seconds, disturb *how, unsigned count) {
     uint64_t start_ns = os_now_ns(), end_ns = start_ns + (uint64_t)(seconds * 1e9), next_ns = start_ns;
     uint64_t window_ns = start_ns + WINDOW_NS, grants = TOTAL(grants);
     for (uint64_t now_ns = start_ns; now_ns < end_ns; now_ns = os_now_ns()) {
-        for (int i = 0; i < 50; i++)
-            audit();
+        for (int i = 0; i < 50; i++) audit();
         usleep(30); /* the workers need the processors */
         if (how && now_ns >= next_ns) {
             how(count);
@@ -308,8 +286,7 @@ static void end_phase(const char *name, unsigned count) {
     ml_store_relaxed(&shared->quit, 1);
     for (unsigned i = 0; i < count; i++) {
         int status = 1;
-        if (stopped[i])
-            kill(workers[i], SIGCONT);
+        if (stopped[i]) kill(workers[i], SIGCONT);
         stopped[i] = false;
         CHECK_EQ(waitpid(workers[i], &status, 0), workers[i]);
         CHECK_EQ(status, 0);
@@ -364,8 +341,7 @@ static void last_one_gets_what_fits(void) {
     CHECK_EQ(waitpid(last, &status, 0), last);
     CHECK_EQ((int64_t)ml_load_relaxed(&shared->last_status), ML_OK);
     uint64_t granted = 0;
-    for (unsigned i = 0; i < WORKERS; i++)
-        granted += ml_load_relaxed(&shared->of[i].held) & 0xffffffff;
+    for (unsigned i = 0; i < WORKERS; i++) granted += ml_load_relaxed(&shared->of[i].held) & 0xffffffff;
     CHECK(ml_load_relaxed(&shared->last_free) + granted <= room);
 }
 
@@ -413,17 +389,14 @@ int main(int argc, char **argv) {
         {"duel", duel, 0.15}, {"kill", storm_of_kills, 0.4}, {"stop", storm_of_stops, 0.2}, {"stuck", stuck, 0.25}};
     char folder[] = "/dev/shm/ml-storm-XXXXXX";
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (shared == MAP_FAILED || !mkdtemp(folder))
-        return 2;
+    if (shared == MAP_FAILED || !mkdtemp(folder)) return 2;
     snprintf(path, sizeof path, "%s/segment", folder);
-    if (!seed)
-        seed = os_random_u64() >> 16 | 1;
+    if (!seed) seed = os_random_u64() >> 16 | 1;
     random_state = seed;
     printf("seed %llu\n", (unsigned long long)seed);
     CHECK_WATCHDOG((unsigned)(seconds * 3) + 60);
     for (size_t i = 0; i < sizeof phases / sizeof *phases; i++)
-        if (!only || strcmp(only, phases[i].name) == 0)
-            phases[i].run(only ? seconds : seconds * phases[i].share);
+        if (!only || strcmp(only, phases[i].name) == 0) phases[i].run(only ? seconds : seconds * phases[i].share);
     unlink(path);
     rmdir(folder);
     printf("%s\n", check_failures ? "FAILED" : "ok: 0 over-grants, nothing left");

@@ -42,10 +42,8 @@ static void run_row(const figures_row *row, bool with_reading) {
     ml_ledger *a = join(), *b = join();
     ml_device *own = open_card(a, row->total * GIB), *other = open_card(b, 0);
     ml_claim own_claim, other_claim;
-    if (row->own_claim)
-        CHECK_EQ(try_claim(own, row->own_claim * GIB, &own_claim), ML_OK);
-    if (row->other_claim)
-        CHECK_EQ(try_claim(other, row->other_claim * GIB, &other_claim), ML_OK);
+    if (row->own_claim) CHECK_EQ(try_claim(own, row->own_claim * GIB, &own_claim), ML_OK);
+    if (row->other_claim) CHECK_EQ(try_claim(other, row->other_claim * GIB, &other_claim), ML_OK);
     ml_amounts mine = {row->own_held * GIB, row->own_k * GIB, 0};
     ml_amounts theirs = {row->other_held * GIB, row->other_k * GIB, 0};
     CHECK_EQ(ml_account_publish(ml_device_account(own), &mine), ML_OK);
@@ -67,8 +65,7 @@ static void test_figures_follow_the_table(void) {
         unsigned before = check_failures;
         run_row(&figures_rows[i], false);
         run_row(&figures_rows[i], true);
-        if (check_failures != before)
-            printf("  in row %zu\n", i);
+        if (check_failures != before) printf("  in row %zu\n", i);
     }
 }
 
@@ -88,8 +85,7 @@ static uint64_t random_size(void) {
 
 static void scribble(ml_u64 *words, size_t count) {
     for (size_t i = 0; i < count; i++)
-        if (random_bits() % 3 == 0)
-            ml_store_relaxed(&words[i], random_size());
+        if (random_bits() % 3 == 0) ml_store_relaxed(&words[i], random_size());
 }
 
 /* Whatever bytes stand in records, words, readings and parameters, no figure is above the total. */
@@ -102,27 +98,22 @@ static void test_random_bytes_give_no_figure_above_the_total(void) {
     ml_local_pool *pool = own->level[0];
     ml_view *view = pool->view;
     for (int i = 0; i < 20000 && check_failures == 0; i++) {
-        if (i % 3 == 0)
-            (void)read_source(a, 0, random_size() & ML_BYTES_MAX, random_size() & ML_BYTES_MAX);
+        if (i % 3 == 0) (void)read_source(a, 0, random_size() & ML_BYTES_MAX, random_size() & ML_BYTES_MAX);
         for (unsigned s = 0; s < 2; s++) {
             scribble((ml_u64 *)ml_view_record(view, pool->index, s), sizeof(ml_record) / 8);
-            if (i % 2)
-                scribble((ml_u64 *)ml_view_cell(view, pool->index, s, i % 4 / 2), sizeof(ml_reading_cell) / 8);
+            if (i % 2) scribble((ml_u64 *)ml_view_cell(view, pool->index, s, i % 4 / 2), sizeof(ml_reading_cell) / 8);
         }
-        if (i % 5 == 0)
-            ml_store_relaxed(&pool->entry->newest, random_size());
+        if (i % 5 == 0) ml_store_relaxed(&pool->entry->newest, random_size());
         ml_fetch_add_seq_cst(&pool->entry->param_version, 1);
         ml_fetch_add_seq_cst(&pool->entry->change, 1);
         (void)hold(own, random_size() & ML_BYTES_MAX);
         ml_figures f = figures_of(own);
         uint64_t bytes = 0;
-        if (ml_device_free(own, &bytes) == ML_OK)
-            CHECK(bytes <= f.total);
+        if (ml_device_free(own, &bytes) == ML_OK) CHECK(bytes <= f.total);
         CHECK(f.free <= f.total && f.available <= f.total && f.budget <= f.total);
         CHECK(f.unaccounted <= f.total || !(f.flags & ML_FIGURES_KNOWN));
     }
-    if (check_failures)
-        printf("  seed %llu\n", (unsigned long long)seed);
+    if (check_failures) printf("  seed %llu\n", (unsigned long long)seed);
     ml_ledger_leave(a);
     ml_ledger_leave(b);
 }
@@ -205,8 +196,7 @@ static void test_publish_errors_change_nothing(void) {
         {GIB, GIB + 1, 0}, {(uint64_t)ML_BYTES_MAX + 1, 0, 0}, {0, 0, UINT64_MAX}, {UINT64_MAX, UINT64_MAX, 0}};
     uint64_t version = ml_load_relaxed(&record_of(card, 0)->version);
     uint64_t change = ml_load_relaxed(&card->level[0]->entry->change);
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-        CHECK_EQ(ml_account_publish(account, &bad[i]), ML_ERR_FIGURE);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) CHECK_EQ(ml_account_publish(account, &bad[i]), ML_ERR_FIGURE);
     CHECK_EQ(ml_account_add(account, -(int64_t)(3 * GIB) - 1, 0, 0), ML_ERR_FIGURE);
     CHECK_EQ(ml_account_add(account, INT64_MAX, 0, 0), ML_ERR_FIGURE);
     CHECK_EQ(ml_account_add(account, INT64_MIN, 0, 0), ML_ERR_FIGURE);
@@ -271,8 +261,7 @@ static void watch_publish(const char *name) {
         CHECK(committed(watched, l) >= units);
         CHECK_EQ(f.releasable, f.held);
         CHECK_EQ(f.pinned, f.held);
-        if (l > 0)
-            CHECK(committed(watched, l) >= committed(watched, l - 1));
+        if (l > 0) CHECK(committed(watched, l) >= committed(watched, l - 1));
         last_seen_sum += f.held;
     }
 }
@@ -298,8 +287,7 @@ static void test_word_covers_record_at_every_store(void) {
         publish_in_step(watched, 30 * UNIT + 2);
         publish_in_step(watched, 2 * UNIT);
         publish_in_step(watched, 0);
-        for (unsigned i = 1; i < 9; i++)
-            publish_in_step(watched, i * 7919 % 50 * UNIT); /* the ring goes round */
+        for (unsigned i = 1; i < 9; i++) publish_in_step(watched, i * 7919 % 50 * UNIT); /* the ring goes round */
         kill_points_hook(NULL);
         CHECK(watched_steps > 13 * levels * 5);
         CHECK_EQ(findings_of(a), 0);
@@ -313,8 +301,7 @@ static void read_during_publish(const char *name) {
     ml_figure f = published(watched, 0);
     CHECK(f.held == f.releasable && f.held == f.pinned);
     CHECK(f.held == allowed_before || f.held == allowed_after);
-    if (strncmp(name, "record.", 7) == 0)
-        CHECK_EQ(f.held, allowed_before);
+    if (strncmp(name, "record.", 7) == 0) CHECK_EQ(f.held, allowed_before);
 }
 
 static void test_record_is_never_a_mix(void) {
@@ -550,8 +537,7 @@ static void test_claim_of_free_always_fits(void) {
     ml_ledger *a = join(), *b = join(), *c = join();
     ml_device *own = open_card(a, 50 * UNIT + 17), *others[2] = {open_card(b, 0), open_card(c, 0)};
     for (int i = 0; i < 3000 && check_failures == 0; i++) {
-        for (int j = 0; j < 2; j++)
-            hold(others[j], random_bits() % (20 * UNIT));
+        for (int j = 0; j < 2; j++) hold(others[j], random_bits() % (20 * UNIT));
         hold(own, random_bits() % (15 * UNIT));
         ml_claim open, claim;
         bool has_open = random_bits() % 2 && try_claim(own, random_bits() % (5 * UNIT), &open) == ML_OK;
@@ -564,11 +550,9 @@ static void test_claim_of_free_always_fits(void) {
             uint64_t exact = ml_sub_sat(50 * UNIT + 17, f.held + f.claimed);
             CHECK(f.free <= exact && exact - f.free < 4 * UNIT);
         }
-        if (has_open)
-            ml_claim_cancel(&open);
+        if (has_open) ml_claim_cancel(&open);
     }
-    if (check_failures)
-        printf("  seed %llu\n", (unsigned long long)seed);
+    if (check_failures) printf("  seed %llu\n", (unsigned long long)seed);
     CHECK_EQ(findings_of(a), 0);
     ml_ledger_leave(a);
     ml_ledger_leave(b);
@@ -586,8 +570,7 @@ static unsigned rival_pass;
 
 /* Once, when the member under test comes to `rival_at`: another member claims. */
 static void rival_claims(const char *name) {
-    if (!rival_at || strcmp(name, rival_at) != 0 || --rival_pass != 0)
-        return;
+    if (!rival_at || strcmp(name, rival_at) != 0 || --rival_pass != 0) return;
     rival_at = NULL;
     rival_status = wait_claim(rival, rival_bytes, 0, &rival_claim);
 }
@@ -637,8 +620,7 @@ static void test_lost_chain_claim_is_undone_at_all_levels(void) {
                 CHECK_EQ(ml_device_set_limit(open_pool_of(b, chain_keys[l]), 10 * UNIT), ML_OK);
             hold(chain, UNIT);
             uint64_t versions[ML_LEVELS_MAX];
-            for (unsigned l = 0; l < levels; l++)
-                versions[l] = ml_load_relaxed(&record_of(chain, l)->version);
+            for (unsigned l = 0; l < levels; l++) versions[l] = ml_load_relaxed(&record_of(chain, l)->version);
             ml_claim claim;
             let_rival_claim(other, 6 * UNIT, "claim.commit", pass);
             CHECK_EQ(wait_claim(chain, 6 * UNIT, 0, &claim), ML_REFUSED);
@@ -651,8 +633,7 @@ static void test_lost_chain_claim_is_undone_at_all_levels(void) {
             }
             CHECK_EQ(ml_claim_cancel(&rival_claim), ML_OK);
             CHECK_EQ(wait_claim(chain, 6 * UNIT, 0, &claim), ML_OK);
-            for (unsigned l = 0; l < levels; l++)
-                CHECK_EQ(committed(chain, l), 7);
+            for (unsigned l = 0; l < levels; l++) CHECK_EQ(committed(chain, l), 7);
             CHECK_EQ(ml_claim_cancel(&claim), ML_OK);
             CHECK_EQ(findings_of(a), 0);
             ml_ledger_leave(a);
@@ -675,14 +656,12 @@ static void test_claim_on_a_chain_needs_room_at_every_level(void) {
     CHECK_EQ(free_of(chain), 25 * UNIT);
     CHECK_EQ(figures_of(chain).level, 1);
     CHECK_EQ(try_claim(chain, 26 * UNIT, &claim), ML_REFUSED);
-    for (unsigned l = 0; l < 4; l++)
-        CHECK_EQ(ml_load_relaxed(&record_of(chain, l)->word), 0);
+    for (unsigned l = 0; l < 4; l++) CHECK_EQ(ml_load_relaxed(&record_of(chain, l)->word), 0);
     CHECK_EQ(try_claim(chain, 25 * UNIT, &claim), ML_OK);
     CHECK_EQ(claim.checked, 1);
     ml_amounts landed = {25 * UNIT, 0, 0};
     CHECK_EQ(ml_claim_settle(&claim, &landed), ML_OK);
-    for (unsigned l = 0; l < 4; l++)
-        CHECK_EQ(committed(chain, l), 25);
+    for (unsigned l = 0; l < 4; l++) CHECK_EQ(committed(chain, l), 25);
     CHECK_EQ(findings_of(a), 0);
     ml_ledger_leave(a);
     ml_ledger_leave(b);
@@ -724,19 +703,15 @@ static void test_stopped_claims_hinder_nobody(void) {
         ml_ledger *m[6];
         ml_device *cards[6];
         ml_claim claim;
-        for (int i = 0; i < 6; i++)
-            cards[i] = open_card(m[i] = join(), 10 * UNIT);
+        for (int i = 0; i < 6; i++) cards[i] = open_card(m[i] = join(), 10 * UNIT);
         for (int i = 0; i < 6; i++) {
             hold(cards[i], 0);
-            if (i != 3)
-                ml_store_release(&record_of(cards[i], 0)->word, ML_WORD(0, 9, age));
+            if (i != 3) ml_store_release(&record_of(cards[i], 0)->word, ML_WORD(0, 9, age));
         }
         CHECK_EQ(try_claim(cards[3], 10 * UNIT, &claim), ML_OK); /* in the hot path: at most 3 attempts */
         for (int i = 0; i < 6; i++)
-            if (i != 3)
-                CHECK_EQ(ML_WORD_PENDING(ml_load_relaxed(&record_of(cards[i], 0)->word)), 0);
-        for (int i = 0; i < 6; i++)
-            ml_ledger_leave(m[i]);
+            if (i != 3) CHECK_EQ(ML_WORD_PENDING(ml_load_relaxed(&record_of(cards[i], 0)->word)), 0);
+        for (int i = 0; i < 6; i++) ml_ledger_leave(m[i]);
     }
 }
 
@@ -816,8 +791,7 @@ int main(int argc, char **argv) {
         TEST(test_waiting_word_makes_room_for_half_a_second),
         TEST(test_stopped_waiter_does_not_use_up_the_timeout),
     };
-    if (!begin())
-        return 2;
+    if (!begin()) return 2;
     seed = argc > 2 ? strtoull(argv[2], NULL, 0) : os_random_u64() | 1;
     int result = CHECK_MAIN(tests, argc, argv);
     finish();

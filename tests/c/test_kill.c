@@ -17,8 +17,7 @@ static ml_device *open_levels(ml_ledger *ledger) {
 }
 
 static void read_both(ml_ledger *ledger, uint64_t used_units) {
-    for (unsigned p = 0; p < 2; p++)
-        (void)read_source(ledger, p, ROOM * UNIT, (ROOM - used_units) * UNIT);
+    for (unsigned p = 0; p < 2; p++) (void)read_source(ledger, p, ROOM * UNIT, (ROOM - used_units) * UNIT);
 }
 
 /* ---- the scene: what the actor meets ---------------------------------------------------------------------- */
@@ -63,8 +62,7 @@ static unsigned commits_left;
 
 /* A rival aborts the actor's attempt after it won the outer level. */
 static void abort_own_attempt(const char *name) {
-    if (commits_left == 0 || strcmp(name, "claim.commit") != 0 || --commits_left != 0)
-        return;
+    if (commits_left == 0 || strcmp(name, "claim.commit") != 0 || --commits_left != 0) return;
     ml_u64 *word = &record_of(acting, 0)->word;
     uint64_t seen = ml_load_seq_cst(word);
     (void)ml_cas_acq_rel(word, seen, ML_WORD(ML_WORD_COMMITTED(seen), 0, ML_WORD_AGE(seen)));
@@ -164,6 +162,15 @@ static void act_with_others(ml_ledger *ledger) {
     CHECK_EQ(ml_request_answer(ledger, &request, ML_ANSWER_DONE, 5 * UNIT), ML_OK);
     CHECK_EQ(ml_ask_poll(asker, &ask, &answer, &bytes), ML_OK);
     CHECK_EQ(bytes, 5 * UNIT);
+    CHECK_EQ(ml_ask_send(asker, asker_pool, ledger->seat.me, UNIT, &ask), ML_OK);
+    CHECK_EQ(ml_request_next(ledger, &request), ML_OK);
+    CHECK_EQ(ml_request_answer(ledger, &request, ML_ANSWER_DONE, UNIT), ML_OK); /* which the asker never reads */
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ(tick(ledger), ML_OK);
+        forward_ns += 5 * SECOND / 4;
+    }
+    CHECK_EQ(tick(ledger), ML_OK);
+    CHECK_EQ(ml_ask_send(asker, asker_pool, 1, UNIT, &ask), ML_OK); /* open when it leaves */
     ml_asking_end(asker);
     ml_account *part;
     CHECK_EQ(ml_account_open(acting, "part", &part), ML_OK);
@@ -270,8 +277,7 @@ static void run_armed(void) {
     if (armed_pass % 2 == 0 && armed_signal == SIGKILL) /* sweep first, or claim first */
         (void)sweep(ledger);
     others_go_on(ledger, chain);
-    if (armed_signal == SIGSTOP)
-        end(actor);
+    if (armed_signal == SIGSTOP) end(actor);
     end(hinderer);
     nothing_is_left(ledger, chain);
     ml_ledger_leave(ledger);
@@ -291,12 +297,10 @@ static void add_points_of(const char *file) {
             at += sizeof mark - 1;
             snprintf(points[point_count], sizeof points[0], "%.*s", (int)strcspn(at, "\""), at);
             unsigned known = 0;
-            while (strcmp(points[known], points[point_count]) != 0)
-                known++;
+            while (strcmp(points[known], points[point_count]) != 0) known++;
             point_count += known == point_count;
         }
-    if (source)
-        fclose(source);
+    if (source) fclose(source);
 }
 
 /* As grep does, from this file's place in the tree. */
@@ -311,8 +315,7 @@ static void find_points(void) {
             snprintf(file, sizeof file, "%s/%s", folder_name, entry->d_name);
             add_points_of(file);
         }
-    if (listing)
-        closedir(listing);
+    if (listing) closedir(listing);
     CHECK(point_count > 40);
 }
 
@@ -321,8 +324,7 @@ static bool every_pass;
 static void test_point(const char *name, unsigned passes) {
     unsigned failures[2] = {0, 0}, runs = 0;
     for (unsigned pass = 1; pass <= passes; pass++) {
-        if (!every_pass && pass > 2 && pass != passes && pass != passes / 2)
-            continue;
+        if (!every_pass && pass > 2 && pass != passes && pass != passes / 2) continue;
         for (int stop = 0; stop < 2; stop++) {
             unsigned before = check_failures;
             armed_name = name;
@@ -336,8 +338,8 @@ static void test_point(const char *name, unsigned passes) {
                 printf("  at %s, pass %u of %u, %s\n", name, pass, passes, stop ? "stopped" : "killed");
         }
     }
-    printf("%-24s %4u passes %4u runs  killed %s  stopped %s\n", name, passes, runs,
-           failures[0] ? "FAILED" : "ok", failures[1] ? "FAILED" : "ok");
+    printf("%-24s %4u passes %4u runs  killed %s  stopped %s\n", name, passes, runs, failures[0] ? "FAILED" : "ok",
+           failures[1] ? "FAILED" : "ok");
 }
 
 static const char *only;
@@ -350,15 +352,13 @@ static void test_every_point(void) {
     unsigned passes[POINTS_MAX], missing = 0;
     for (unsigned i = 0; i < point_count; i++) {
         passes[i] = kill_points_count(points[i]);
-        if (passes[i] == 0)
-            printf("%-24s is never reached\n", points[i]);
+        if (passes[i] == 0) printf("%-24s is never reached\n", points[i]);
         missing += passes[i] == 0;
     }
     CHECK_EQ(missing, 0);
     end(hinderer);
     for (unsigned i = 0; i < point_count; i++)
-        if (passes[i] && (!only || strstr(points[i], only)))
-            test_point(points[i], passes[i]);
+        if (passes[i] && (!only || strstr(points[i], only))) test_point(points[i], passes[i]);
 }
 
 int main(int argc, char **argv) {
@@ -366,8 +366,7 @@ int main(int argc, char **argv) {
     every_pass = argc > 1 && strcmp(argv[1], "all") == 0;
     only = argc > 1 && !every_pass ? argv[1] : NULL;
     prctl(PR_SET_CHILD_SUBREAPER, 1);
-    if (!begin())
-        return 2;
+    if (!begin()) return 2;
     int result = check_run(tests, 1, NULL);
     finish();
     return result;

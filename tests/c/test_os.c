@@ -16,8 +16,8 @@ static char path[OS_PATH_BYTES];
 static const char *program;
 
 #ifdef _WIN32
-#include <windows.h>
 #include <process.h>
+#include <windows.h>
 #define FAULT_SPACE ERROR_DISK_FULL
 #define FAULT_MEMORY ERROR_NOT_ENOUGH_MEMORY
 #define FAULT_IO ERROR_IO_DEVICE
@@ -334,15 +334,13 @@ static void test_wait_returns_on_change_and_on_timeout(void) {
     *word = 5;
     os_wait(word, 4, 3600000000000ull); /* differs already: must not sleep */
     uint64_t start_ns = os_now_ns();
-    while (os_now_ns() - start_ns < 20000000)
-        os_wait(word, 5, 5000000);
+    while (os_now_ns() - start_ns < 20000000) os_wait(word, 5, 5000000);
     os_wake(word);
 }
 
 static void test_cookie_holds_its_value(void) {
     const volatile uint64_t *cookie = os_cookie_new(0x1234567812345678ull);
-    if (cookie != NULL)
-        CHECK(*cookie == 0x1234567812345678ull);
+    if (cookie != NULL) CHECK(*cookie == 0x1234567812345678ull);
     CHECK_EQ(os_fork_count(), 0);
 }
 

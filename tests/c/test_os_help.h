@@ -64,8 +64,7 @@ static inline os_segment segment_or_exit(void) {
 static inline pid_t child(void (*body)(void)) {
     fflush(stdout);
     pid_t pid = fork();
-    if (pid != 0)
-        return pid;
+    if (pid != 0) return pid;
     CHECK_WATCHDOG(CHECK_TEST_SECONDS);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     check_failures = 0;
@@ -77,8 +76,7 @@ static inline pid_t child(void (*body)(void)) {
 /* The exit status, or minus the signal. */
 static inline int outcome(pid_t pid) {
     int status = 0;
-    if (waitpid(pid, &status, 0) != pid)
-        return 999;
+    if (waitpid(pid, &status, 0) != pid) return 999;
     return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
@@ -92,8 +90,7 @@ static inline void end(pid_t pid) {
 static inline bool wait_value(const ml_u64 *word, uint64_t wanted) {
     uint64_t end_ns = os_now_ns() + PATIENCE_NS;
     while (ml_load_acquire(word) < wanted) {
-        if (os_now_ns() > end_ns)
-            return false;
+        if (os_now_ns() > end_ns) return false;
         os_sleep_ns(200000);
     }
     return true;
@@ -115,8 +112,7 @@ static inline int names_with(const char *part) {
     DIR *listing = opendir(folder);
     for (struct dirent *entry; listing != NULL && (entry = readdir(listing)) != NULL;)
         count += entry->d_name[0] != '.' && strstr(entry->d_name, part) != NULL;
-    if (listing != NULL)
-        closedir(listing);
+    if (listing != NULL) closedir(listing);
     return count;
 }
 
@@ -126,14 +122,12 @@ static inline void empty_folder(void) {
         if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0 &&
             unlinkat(dirfd(listing), entry->d_name, 0) != 0)
             unlinkat(dirfd(listing), entry->d_name, AT_REMOVEDIR);
-    if (listing != NULL)
-        closedir(listing);
+    if (listing != NULL) closedir(listing);
 }
 
 static inline int begin(void) {
     snprintf(folder, sizeof folder, "/dev/shm/ml-test-XXXXXX");
-    if (mkdtemp(folder) == NULL)
-        return 0;
+    if (mkdtemp(folder) == NULL) return 0;
     chmod(folder, 01777); /* as hostile as /dev/shm: other users may put things here */
     snprintf(path, sizeof path, "%s/segment", folder);
     prctl(PR_SET_CHILD_SUBREAPER, 1); /* orphans of killed children come to us */

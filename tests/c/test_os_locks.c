@@ -31,8 +31,7 @@ static pid_t raw_clone(void) {
 /* For children that must outlive their parent; the alarm is theirs, so that a failed test leaves none for long. */
 static void stay(void) {
     CHECK_WATCHDOG(CHECK_TEST_SECONDS);
-    for (;;)
-        pause();
+    for (;;) pause();
 }
 
 /* ---- tokens ---------------------------------------------------------------------------------------------- */
@@ -46,13 +45,11 @@ static void hold_with_children(void) {
     os_token token = take(7);
     (void)token;
     pid_t pid = fork();
-    if (pid == 0)
-        stay();
+    if (pid == 0) stay();
     note_child(pid);
     pid = raw_clone();
     if (pid == 0)
-        for (;;)
-            syscall(SYS_pause);
+        for (;;) syscall(SYS_pause);
     note_child(pid);
     pid = fork();
     if (pid == 0) {
@@ -93,8 +90,8 @@ static void test_token_outlasts_children_that_end(void) {
         pid_t pid = i == 2 ? raw_clone() : fork();
         if (pid == 0) {
             if (i == 1) { /* a child's fork hook drops it; by then the address may be the child's own memory */
-                volatile char *own = mmap(token.page, 4096, PROT_READ | PROT_WRITE,
-                                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+                volatile char *own =
+                    mmap(token.page, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
                 *own = 1;
                 os_token_drop(&token);
                 _exit(*own == 1 && token.page == NULL ? 0 : 1);
@@ -111,8 +108,7 @@ static void test_token_outlasts_children_that_end(void) {
 
 static void hold_and_close_everything(void) {
     os_token token = take(9);
-    for (int fd = 3; fd < 1024; fd++)
-        close(fd);
+    for (int fd = 3; fd < 1024; fd++) close(fd);
     ml_store_release(&shared->ready, token.page != NULL);
     stay();
 }
@@ -235,13 +231,11 @@ static void test_only_a_definite_answer_is_yes_or_no(void) {
 
 static void test_one_probe_holds_several_locks(void) {
     prepare();
-    for (unsigned i = 0; i < OS_PROBE_LOCKS_MAX; i++)
-        CHECK_EQ(os_probe_exclude(&probe, 40 + i, 0), OS_OK);
+    for (unsigned i = 0; i < OS_PROBE_LOCKS_MAX; i++) CHECK_EQ(os_probe_exclude(&probe, 40 + i, 0), OS_OK);
     os_probe other;
     os_error error = {0, ""};
     CHECK_EQ(os_probe_open(path, &segment, kind, &other, &error), OS_OK);
-    for (unsigned i = 0; i < OS_PROBE_LOCKS_MAX; i++)
-        CHECK_EQ(os_probe_held(&other, 40 + i), OS_YES);
+    for (unsigned i = 0; i < OS_PROBE_LOCKS_MAX; i++) CHECK_EQ(os_probe_held(&other, 40 + i), OS_YES);
     os_probe_release(&probe, 41);
     CHECK_EQ(os_probe_held(&other, 41), OS_NO);
     CHECK_EQ(os_probe_held(&other, 42), OS_YES);
@@ -255,8 +249,7 @@ static void count_under_the_table_lock(void) {
     os_error error = {0, ""};
     CHECK_EQ(os_probe_open(path, &segment, kind, &own, &error), OS_OK);
     for (int i = 0; i < 100; i++) {
-        if (!CHECK_EQ(os_probe_exclude(&own, OS_LOCK_TABLE, os_now_ns() + PATIENCE_NS), OS_OK))
-            break;
+        if (!CHECK_EQ(os_probe_exclude(&own, OS_LOCK_TABLE, os_now_ns() + PATIENCE_NS), OS_OK)) break;
         uint64_t seen = *(volatile uint64_t *)&shared->plain;
         os_yield();
         *(volatile uint64_t *)&shared->plain = seen + 1;
@@ -268,10 +261,8 @@ static void count_under_the_table_lock(void) {
 static void test_table_lock_excludes(void) {
     pid_t pids[3];
     prepare();
-    for (int i = 0; i < 3; i++)
-        pids[i] = child(count_under_the_table_lock);
-    for (int i = 0; i < 3; i++)
-        CHECK_EQ(outcome(pids[i]), 0);
+    for (int i = 0; i < 3; i++) pids[i] = child(count_under_the_table_lock);
+    for (int i = 0; i < 3; i++) CHECK_EQ(outcome(pids[i]), 0);
     CHECK_EQ(shared->plain, 300);
     os_probe_close(&probe);
 }
@@ -286,8 +277,7 @@ static void *take_and_drop(void *context) {
     os_error error;
     while (ml_load_acquire(&shared->stop) == 0) {
         os_token token;
-        if (os_token_take(path, &segment, kind, index, &token, &error) == OS_OK)
-            os_token_drop(&token);
+        if (os_token_take(path, &segment, kind, index, &token, &error) == OS_OK) os_token_drop(&token);
         (void)os_probe_held(&probe, index);
     }
     return NULL;
@@ -299,19 +289,16 @@ static void test_children_forked_while_threads_take_tokens_inherit_none(void) {
     prepare();
     for (unsigned i = 0; i < TAKERS; i++)
         CHECK_EQ(pthread_create(&threads[i], NULL, take_and_drop, (void *)(uintptr_t)(50 + i)), 0);
-    for (int i = 0; i < FORKS; i++)
-        pids[i] = child(stay);
+    for (int i = 0; i < FORKS; i++) pids[i] = child(stay);
     ml_store_release(&shared->stop, 1);
-    for (unsigned i = 0; i < TAKERS; i++)
-        pthread_join(threads[i], NULL);
+    for (unsigned i = 0; i < TAKERS; i++) pthread_join(threads[i], NULL);
     for (unsigned i = 0; i < TAKERS; i++) {
         os_token token = take(50 + i); /* would be busy for as long as a child that inherited it lives */
         CHECK(token.page != NULL);
         os_token_drop(&token);
         CHECK_EQ(os_probe_held(&probe, 50 + i), OS_NO);
     }
-    for (int i = 0; i < FORKS; i++)
-        end(pids[i]);
+    for (int i = 0; i < FORKS; i++) end(pids[i]);
     os_probe_close(&probe);
 }
 
@@ -376,8 +363,7 @@ static void test_fork_hook_keeps_the_childs_hands_off_a_sweepers_lock(void) {
     os_fork_unregister(&r);
     end(pid);
     pid = fork();
-    if (pid == 0)
-        _exit(0);
+    if (pid == 0) _exit(0);
     CHECK_EQ(outcome(pid), 0);
     CHECK_EQ(r.prepared, 1); /* no longer called */
     os_probe_close(&probe);
@@ -403,8 +389,7 @@ static void test_fork_beside_a_thread_that_takes_guard_then_lock_does_not_hang(v
     clear_board();
     CHECK_EQ(os_fork_register(&hooks, &r), OS_OK);
     CHECK_EQ(pthread_create(&thread, NULL, note_under_the_guard, &r), 0);
-    for (int i = 0; i < 300; i++)
-        CHECK_EQ(outcome(child(do_nothing)), 0);
+    for (int i = 0; i < 300; i++) CHECK_EQ(outcome(child(do_nothing)), 0);
     ml_store_release(&shared->stop, 1);
     pthread_join(thread, NULL);
     os_fork_unregister(&r);
@@ -413,11 +398,9 @@ static void test_fork_beside_a_thread_that_takes_guard_then_lock_does_not_hang(v
 static void test_fork_registry_is_bounded(void) {
     static int contexts[OS_FORK_MAX + 1];
     static const os_fork_hooks none = {NULL, NULL, NULL};
-    for (int i = 0; i < OS_FORK_MAX; i++)
-        CHECK_EQ(os_fork_register(&none, &contexts[i]), OS_OK);
+    for (int i = 0; i < OS_FORK_MAX; i++) CHECK_EQ(os_fork_register(&none, &contexts[i]), OS_OK);
     CHECK_EQ(os_fork_register(&none, &contexts[OS_FORK_MAX]), OS_FAILED);
-    for (int i = 0; i <= OS_FORK_MAX; i++)
-        os_fork_unregister(&contexts[i]);
+    for (int i = 0; i <= OS_FORK_MAX; i++) os_fork_unregister(&contexts[i]);
     CHECK_EQ(os_fork_register(&none, &contexts[0]), OS_OK);
     os_fork_unregister(&contexts[0]);
 }
@@ -439,13 +422,11 @@ static void test_token_is_taken_also_under_the_callers_guard(void) {
 
 static void test_cookie_is_zero_in_every_child(void) {
     const volatile uint64_t *cookie = os_cookie_new(77);
-    if (!CHECK(cookie != NULL))
-        return;
+    if (!CHECK(cookie != NULL)) return;
     fflush(stdout);
     for (int i = 0; i < 2; i++) {
         pid_t pid = i == 0 ? fork() : raw_clone();
-        if (pid == 0)
-            _exit(*cookie == 0 ? 0 : 1);
+        if (pid == 0) _exit(*cookie == 0 ? 0 : 1);
         CHECK_EQ(outcome(pid), 0);
         CHECK_EQ(*cookie, 77);
     }
@@ -496,8 +477,7 @@ int main(int argc, char **argv) {
         TEST(test_cookie_is_zero_in_every_child),
         TEST(test_wake_reaches_another_process),
     };
-    if (!begin())
-        return 2;
+    if (!begin()) return 2;
     kind = OS_LOCKS_OFD;
     printf("open file description locks: ");
     int result = CHECK_MAIN(lock_tests, argc, argv);

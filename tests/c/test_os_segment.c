@@ -17,15 +17,13 @@ static void race_to_create(void) {
     bool created;
     os_error error = {0, ""};
     (void)ml_fetch_add_seq_cst(&shared->ready, 1);
-    while (ml_load_acquire(&shared->stop) == 0)
-        os_yield();
+    while (ml_load_acquire(&shared->stop) == 0) os_yield();
     if (create_at(path, &segment, &created, &error) != OS_OK) {
         printf("racer: %s %d\n", error.call, error.code);
         (void)ml_fetch_add_seq_cst(&shared->errors, 1);
         return;
     }
-    if (segment.base[0] != 42 || segment.base[SIZE_BYTES - 1] != 7)
-        (void)ml_fetch_add_seq_cst(&shared->errors, 1);
+    if (segment.base[0] != 42 || segment.base[SIZE_BYTES - 1] != 7) (void)ml_fetch_add_seq_cst(&shared->errors, 1);
     (void)ml_fetch_add_seq_cst(&shared->count, created);
     if (!ml_cas_seq_cst(&shared->pid[0], 0, segment.file_id) && ml_load_acquire(&shared->pid[0]) != segment.file_id)
         (void)ml_fetch_add_seq_cst(&shared->errors, 1); /* two segments */
@@ -50,8 +48,7 @@ static void race_once(unsigned *random_state) {
     clear_board();
     empty_folder();
     pid_t watcher = child(watch_name);
-    for (int i = 0; i < RACERS; i++)
-        racers[i] = child(race_to_create);
+    for (int i = 0; i < RACERS; i++) racers[i] = child(race_to_create);
     CHECK(wait_value(&shared->ready, RACERS));
     ml_store_release(&shared->stop, 1);
     for (int i = 0; i < 6; i++) {
@@ -59,8 +56,7 @@ static void race_once(unsigned *random_state) {
         kill(racers[rand_r(random_state) % RACERS], SIGKILL);
     }
     int survivors = 0;
-    for (int i = 0; i < RACERS; i++)
-        survivors += outcome(racers[i]) == 0;
+    for (int i = 0; i < RACERS; i++) survivors += outcome(racers[i]) == 0;
     ml_store_release(&shared->stop, 2);
     CHECK_EQ(outcome(watcher), 0);
     CHECK_EQ(ml_load_acquire(&shared->errors), 0);
@@ -74,10 +70,8 @@ static void race(void) {
     unsigned seed = (unsigned)os_random_u64();
     unsigned state = seed;
     unsigned before = check_failures;
-    for (int round = 0; round < ROUNDS; round++)
-        race_once(&state);
-    if (check_failures != before)
-        printf("seed %u\n", seed);
+    for (int round = 0; round < ROUNDS; round++) race_once(&state);
+    if (check_failures != before) printf("seed %u\n", seed);
 }
 
 static void test_create_race_with_kills_makes_one_complete_segment(void) {
@@ -128,8 +122,7 @@ static void test_only_old_temporary_names_of_ours_are_removed(void) {
     (void)segment_or_exit();
     CHECK(stat(tmp[0], &file) != 0);
     CHECK(stat(tmp[1], &file) == 0);
-    if (foreign)
-        CHECK(stat(tmp[2], &file) == 0);
+    if (foreign) CHECK(stat(tmp[2], &file) == 0);
 }
 
 /* ---- no room --------------------------------------------------------------------------------------------- */
@@ -141,8 +134,7 @@ static void test_no_space_leaves_no_name_at_all(void) {
         bool created;
         os_error error = {0, ""};
         empty_folder();
-        if (i == 2)
-            os_test_inject("tmpfile", EOPNOTSUPP, 1);
+        if (i == 2) os_test_inject("tmpfile", EOPNOTSUPP, 1);
         os_test_inject("fallocate", codes[i], 1);
         CHECK_EQ(create_at(path, &segment, &created, &error), OS_NO_SPACE);
         CHECK_EQ(error.code, codes[i]);
@@ -186,8 +178,8 @@ static void test_creation_ends_under_a_storm_of_signals(void) {
     sigaction(SIGUSR1, &action, &before);
     CHECK_EQ(timer_create(CLOCK_MONOTONIC, &event, &timer), 0);
     timer_settime(timer, 0, &fast, NULL);
-    os_status status = os_segment_open_or_create(path, LIMIT_BYTES, 4096, LIMIT_BYTES, fill_slowly, NULL, &segment,
-                                                 &created, &error);
+    os_status status =
+        os_segment_open_or_create(path, LIMIT_BYTES, 4096, LIMIT_BYTES, fill_slowly, NULL, &segment, &created, &error);
     timer_delete(timer);
     sigaction(SIGUSR1, &before, NULL);
     CHECK_EQ(status, OS_OK);
@@ -326,7 +318,8 @@ static void test_reading_a_shrinking_file_gives_a_short_count(void) {
     os_segment segment = segment_or_exit();
     pid_t saboteur = child(shrink_and_grow);
     for (int i = 0; i < 2000; i++) {
-        if (!CHECK_EQ(os_image_read(path, image, sizeof image, &size_bytes, &device_id, &file_id, false, &error), OS_OK))
+        if (!CHECK_EQ(os_image_read(path, image, sizeof image, &size_bytes, &device_id, &file_id, false, &error),
+                      OS_OK))
             break;
         CHECK(size_bytes <= SIZE_BYTES && file_id == segment.file_id);
     }
@@ -358,8 +351,7 @@ __attribute__((no_sanitize_thread)) static void *read_all_the_time(void *context
     while (ml_load_acquire(&shared->stop) == 0)
         for (uint64_t i = 0; i < SIZE_BYTES; i += 1024) {
             unsigned char byte = base[i];
-            if (byte != 0 && byte != 7 && byte != 42)
-                (void)ml_fetch_add_seq_cst(&shared->errors, 1);
+            if (byte != 0 && byte != 7 && byte != 42) (void)ml_fetch_add_seq_cst(&shared->errors, 1);
         }
     return NULL;
 }
@@ -387,8 +379,7 @@ static void open_without_streams(void) {
     close(0);
     close(1);
     close(2);
-    if (os_probe_open(path, &segment, os_lock_kind_of(path, NULL), &probe, &error) != OS_OK || probe.fd <= 2)
-        _exit(7);
+    if (os_probe_open(path, &segment, os_lock_kind_of(path, NULL), &probe, &error) != OS_OK || probe.fd <= 2) _exit(7);
 }
 
 /* A host without standard streams would print into whatever file has number 1 or 2. */
@@ -415,8 +406,7 @@ int main(int argc, char **argv) {
         TEST(test_retire_under_a_reader_gives_zeros_and_no_fault),
         TEST(test_descriptors_stay_clear_of_the_standard_streams),
     };
-    if (!begin())
-        return 2;
+    if (!begin()) return 2;
     int result = CHECK_MAIN(tests, argc, argv);
     finish();
     return result;

@@ -28,8 +28,7 @@ static ml_ledger *ledgers[THREADS];
 static ml_device *cards[THREADS];
 
 static void note(bool good) {
-    if (!good)
-        ml_fetch_add_seq_cst(&errors, 1);
+    if (!good) ml_fetch_add_seq_cst(&errors, 1);
 }
 
 static ml_ledger *join(void) {
@@ -44,8 +43,7 @@ static ml_device *open_card(ml_ledger *ledger, const char *key, uint64_t limit) 
     ml_pool_spec specs[2] = {{.key = key}, {.key = outer}};
     ml_device *device = NULL;
     CHECK_EQ(ml_device_open(ledger, specs, 2, &device), ML_OK);
-    if (limit)
-        CHECK_EQ(ml_device_set_limit(device, limit), ML_OK);
+    if (limit) CHECK_EQ(ml_device_set_limit(device, limit), ML_OK);
     return device;
 }
 
@@ -61,8 +59,7 @@ static void begin(unsigned handles, uint64_t limit) {
 }
 
 static void leave_all(unsigned handles) {
-    for (unsigned i = 0; i < handles; i++)
-        ml_ledger_leave(ledgers[i]);
+    for (unsigned i = 0; i < handles; i++) ml_ledger_leave(ledgers[i]);
 }
 
 static unsigned findings(ml_ledger *ledger) {
@@ -75,19 +72,16 @@ static unsigned findings(ml_ledger *ledger) {
 
 /* A hot answer that wants the cold path, resolved; true: call again. */
 static bool again(ml_ledger *ledger, int status) {
-    if (status < ML_SLOW_LOCK)
-        return false;
+    if (status < ML_SLOW_LOCK) return false;
     note(status == ML_SLOW_LOCK || status == ML_SLOW_LOST || status == ML_SLOW_READING);
-    if (status != ML_SLOW_READING)
-        note(ml_ledger_recover(ledger, status) == ML_OK);
+    if (status != ML_SLOW_READING) note(ml_ledger_recover(ledger, status) == ML_OK);
     return true;
 }
 
 static int publish(ml_account *account, uint64_t held) {
     ml_amounts amounts = {held, held, 0};
     int status;
-    do
-        status = ml_account_publish(account, &amounts);
+    do status = ml_account_publish(account, &amounts);
     while (again(account->device->ledger, status));
     return status;
 }
@@ -95,8 +89,7 @@ static int publish(ml_account *account, uint64_t held) {
 /* The truth: what this process was granted, added after the grant and taken off before it is given back. */
 static void add_granted(int64_t units) {
     uint64_t now = ml_fetch_add_seq_cst(&granted_units, (uint64_t)units) + (uint64_t)units, most;
-    do
-        most = ml_load_relaxed(&most_granted);
+    do most = ml_load_relaxed(&most_granted);
     while ((int64_t)now > (int64_t)most && !ml_cas_seq_cst(&most_granted, most, now));
 }
 
@@ -110,21 +103,17 @@ static void claim_once(ml_account *account, uint64_t units, bool wait) {
                       : ml_claim_try(account, units * UNIT, 0, 0, &claim);
     while (again(ledger, status));
     note(status >= ML_OK);
-    if (status != ML_OK)
-        return;
+    if (status != ML_OK) return;
     add_granted((int64_t)units);
     ml_amounts half = {units * UNIT / 2, 0, 0}, none = {0, 0, 0};
-    do
-        status = ml_claim_publish(&claim, &half);
+    do status = ml_claim_publish(&claim, &half);
     while (again(ledger, status));
     note(status == ML_OK);
     add_granted(-(int64_t)units);
-    do
-        status = units % 2 ? ml_claim_settle(&claim, &none) : ml_claim_publish(&claim, &none);
+    do status = units % 2 ? ml_claim_settle(&claim, &none) : ml_claim_publish(&claim, &none);
     while (again(ledger, status));
     note(status == ML_OK);
-    do
-        status = ml_claim_cancel(&claim);
+    do status = ml_claim_cancel(&claim);
     while (again(ledger, status));
     note(status == ML_OK);
 }
@@ -138,8 +127,7 @@ static void look(ml_device *device, uint64_t limit) {
     else
         (void)again(device->ledger, status);
     status = ml_device_figures(device, &f);
-    if (status == ML_OK)
-        note(f.free <= f.total && f.available <= f.total && f.releasable <= f.held);
+    if (status == ML_OK) note(f.free <= f.total && f.available <= f.total && f.releasable <= f.held);
 }
 
 static void *work(void *context) {
@@ -193,8 +181,7 @@ static void *keep_house(void *context) {
 
 static void *sleep_in_housekeeping(void *context) {
     (void)context;
-    while (!ml_load_relaxed(&stop))
-        ml_ledger_wait(ledgers[0], 1000000);
+    while (!ml_load_relaxed(&stop)) ml_ledger_wait(ledgers[0], 1000000);
     return NULL;
 }
 
@@ -202,10 +189,8 @@ static void run_threads(void) {
     pthread_t threads[THREADS], house, sleeper;
     CHECK_EQ(pthread_create(&house, NULL, keep_house, NULL), 0);
     CHECK_EQ(pthread_create(&sleeper, NULL, sleep_in_housekeeping, NULL), 0);
-    for (uintptr_t i = 0; i < THREADS; i++)
-        CHECK_EQ(pthread_create(&threads[i], NULL, work, (void *)i), 0);
-    for (unsigned i = 0; i < THREADS; i++)
-        pthread_join(threads[i], NULL);
+    for (uintptr_t i = 0; i < THREADS; i++) CHECK_EQ(pthread_create(&threads[i], NULL, work, (void *)i), 0);
+    for (unsigned i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
     ml_store_relaxed(&stop, 1);
     pthread_join(house, NULL);
     pthread_join(sleeper, NULL);
@@ -241,15 +226,12 @@ static void test_segment_vanishes_under_threads(void) {
     ml_store_relaxed(&vanishing, 1);
     pthread_t threads[THREADS], house;
     CHECK_EQ(pthread_create(&house, NULL, keep_house, NULL), 0);
-    for (uintptr_t i = 0; i < THREADS; i++)
-        CHECK_EQ(pthread_create(&threads[i], NULL, work, (void *)i), 0);
+    for (uintptr_t i = 0; i < THREADS; i++) CHECK_EQ(pthread_create(&threads[i], NULL, work, (void *)i), 0);
     for (int i = 0; i < 8; i++) {
         usleep(200000);
-        if (i % 2)
-            unlink(path);
+        if (i % 2) unlink(path);
     }
-    for (unsigned i = 0; i < THREADS; i++)
-        pthread_join(threads[i], NULL);
+    for (unsigned i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
     usleep(1200000); /* longer than the time between two looks at the name */
     usleep(1200000);
     ml_store_relaxed(&stop, 1);
@@ -263,8 +245,8 @@ static void test_segment_vanishes_under_threads(void) {
     ml_store_relaxed(&vanishing, 0);
     uint64_t sum = 0;
     for (unsigned s = 0; s < 16; s++)
-        sum += ML_WORD_COMMITTED(
-            ml_load_relaxed(&ml_view_record(ledgers[0]->view, cards[0]->level[0]->index, s)->word));
+        sum +=
+            ML_WORD_COMMITTED(ml_load_relaxed(&ml_view_record(ledgers[0]->view, cards[0]->level[0]->index, s)->word));
     CHECK_EQ(sum, 2 * THREADS);
     CHECK_EQ(findings(ledgers[0]), 0);
     leave_all(2);
@@ -289,8 +271,7 @@ static void test_fork_while_another_thread_sweeps(void) {
     CHECK_EQ(pthread_create(&sweeper, NULL, sweep_all_the_time, ledgers[0]), 0);
     for (unsigned i = 0; i < ROUNDS / 10 * longer; i++) {
         pid_t pid = fork();
-        if (pid == 0)
-            _exit(0);
+        if (pid == 0) _exit(0);
         int status = 1;
         CHECK(pid > 0 && waitpid(pid, &status, 0) == pid && status == 0);
     }
@@ -302,17 +283,17 @@ static void test_fork_while_another_thread_sweeps(void) {
 
 int main(int argc, char **argv) {
     static const check_test tests[] = {
-        TEST(test_threads_of_one_handle),       TEST(test_threads_of_two_handles),
-        TEST(test_threads_of_four_handles),     TEST(test_segment_vanishes_under_threads),
+        TEST(test_threads_of_one_handle),
+        TEST(test_threads_of_two_handles),
+        TEST(test_threads_of_four_handles),
+        TEST(test_segment_vanishes_under_threads),
         TEST(test_fork_while_another_thread_sweeps),
     };
     char folder[] = "/dev/shm/ml-race-XXXXXX";
-    if (!mkdtemp(folder))
-        return 2;
+    if (!mkdtemp(folder)) return 2;
     snprintf(path, sizeof path, "%s/segment", folder);
     const char *filter = argc > 1 && argv[1][0] == 't' ? argv[1] : NULL;
-    if (argc > 1 && !filter)
-        longer = (unsigned)strtoul(argv[1], NULL, 10);
+    if (argc > 1 && !filter) longer = (unsigned)strtoul(argv[1], NULL, 10);
     int result = check_run(tests, sizeof tests / sizeof *tests, filter);
     unlink(path);
     rmdir(folder);

@@ -54,8 +54,7 @@ static void test_full_table_leaves_the_fifth_unregistered(void) {
     CHECK_EQ(info_of(last).mode, ML_MODE_SHARED);
     CHECK_EQ(sum_committed(m[0], 0), 30);
     ml_ledger_leave(last);
-    for (int i = 0; i < 4; i++)
-        ml_ledger_leave(m[i]);
+    for (int i = 0; i < 4; i++) ml_ledger_leave(m[i]);
 }
 
 static void test_bad_options_are_refused(void) {
@@ -253,8 +252,7 @@ static void put_file(const void *bytes, size_t length, mode_t mode) {
 static size_t get_file(unsigned char *bytes, size_t capacity) {
     int fd = open(path, O_RDONLY);
     ssize_t length = fd < 0 ? 0 : read(fd, bytes, capacity);
-    if (fd >= 0)
-        close(fd);
+    if (fd >= 0) close(fd);
     return length < 0 ? 0 : (size_t)length;
 }
 
@@ -370,8 +368,7 @@ static void test_corrupt_header_is_refused(void) {
         unsigned before = check_failures;
         put_changed(length, bad[i].field, bad[i].value);
         check_refused(ML_ERR_FOREIGN, "header");
-        if (check_failures != before)
-            printf("  in row %zu\n", i);
+        if (check_failures != before) printf("  in row %zu\n", i);
     }
     put_changed(length, FIELD(size_bytes), length + 4096);
     check_refused(ML_ERR_FOREIGN, "size");
@@ -431,8 +428,7 @@ static void test_random_bytes_are_harmless(void) {
         }
         ml_ledger_leave(a);
     }
-    if (check_failures)
-        printf("  seed %llu\n", (unsigned long long)seed);
+    if (check_failures) printf("  seed %llu\n", (unsigned long long)seed);
 }
 
 /* ---- other layouts --------------------------------------------------------------------------------------- */
@@ -484,8 +480,7 @@ static unsigned bytes_between_structures(const unsigned char *base, const stride
         for (uint64_t i = 0; i < s->slots; i++) {
             uint64_t record = h->record_offset.raw + p * h->record_pool_stride.raw + i * h->record_stride.raw;
             uint64_t cells = h->reading_offset.raw + p * h->reading_pool_stride.raw + i * h->reading_stride.raw;
-            for (unsigned b = 0; b < 128; b++)
-                count += base[record + sizeof(ml_record) + b] != 0;
+            for (unsigned b = 0; b < 128; b++) count += base[record + sizeof(ml_record) + b] != 0;
             for (unsigned b = 0; b < 64; b++)
                 count += base[cells + ML_READING_COPIES * sizeof(ml_reading_cell) + b] != 0;
         }
@@ -506,8 +501,7 @@ static void test_newer_minor_with_longer_structures_is_used(void) {
     static const char *const keys[] = {"sim:in", "sim:mid", "sim:out"};
     ml_device *chain = open_chain(a, keys, 3), *other = open_chain(b, keys, 3);
     ml_claim claim;
-    for (unsigned l = 0; l < 3; l++)
-        CHECK_EQ(read_source(a, l, 100 * UNIT, 90 * UNIT), ML_OK);
+    for (unsigned l = 0; l < 3; l++) CHECK_EQ(read_source(a, l, 100 * UNIT, 90 * UNIT), ML_OK);
     hold(chain, 10 * UNIT);
     hold(other, 20 * UNIT);
     CHECK_EQ(free_of(other), 60 * UNIT);
@@ -710,8 +704,7 @@ static void test_forked_child_has_a_slot_of_its_own(void) {
 static unsigned found_mask(ml_ledger *ledger) {
     static ml_finding found[64];
     unsigned mask = 0, count = ml_ledger_check(ledger, found, 64);
-    for (unsigned i = 0; i < count && i < 64; i++)
-        mask |= 1u << found[i].invariant;
+    for (unsigned i = 0; i < count && i < 64; i++) mask |= 1u << found[i].invariant;
     return mask;
 }
 
@@ -731,8 +724,7 @@ static void expect(ml_ledger *ledger, ml_u64 *field, uint64_t value, unsigned nu
     uint64_t old = ml_load_relaxed(field);
     ml_store_relaxed(field, value);
     unsigned found = found_mask(ledger);
-    if (!CHECK_EQ(found, numbers))
-        printf("  of line %d\n", line);
+    if (!CHECK_EQ(found, numbers)) printf("  of line %d\n", line);
     ml_store_relaxed(field, old);
     CHECK_EQ(found_mask(ledger), 0);
 }
@@ -770,12 +762,10 @@ static void test_check_finds_each_broken_invariant(void) {
     EXPECT(&second->shift, UINT64_MAX, N(11));
     EXPECT(&second->key[0], 0, N(12));
     uint64_t key[ML_KEY_WORDS];
-    for (unsigned i = 0; i < ML_KEY_WORDS; i++)
-        key[i] = ml_load_relaxed(&second->key[i]);
+    for (unsigned i = 0; i < ML_KEY_WORDS; i++) key[i] = ml_load_relaxed(&second->key[i]);
     ml_words_store(second->key, ML_KEY_WORDS, CARD);
     CHECK_EQ(found_mask(a), N(13));
-    for (unsigned i = 0; i < ML_KEY_WORDS; i++)
-        ml_store_relaxed(&second->key[i], key[i]);
+    for (unsigned i = 0; i < ML_KEY_WORDS; i++) ml_store_relaxed(&second->key[i], key[i]);
     EXPECT(&entry->openers[0], UINT64_C(0x103), N(14));
     EXPECT(&ml_view_slot(a->view, 7)->state, ML_SLOT_WORD(1, 200), N(15));
     ml_ledger_leave(a);
@@ -835,8 +825,7 @@ int main(int argc, char **argv) {
         TEST(test_check_finds_each_broken_invariant),
         TEST(test_image_says_what_is_there),
     };
-    if (!begin())
-        return 2;
+    if (!begin()) return 2;
     int result = CHECK_MAIN(tests, argc, argv);
     finish();
     return result;

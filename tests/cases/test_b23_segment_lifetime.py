@@ -45,6 +45,7 @@ def test_b23_normal_exit_of_an_attached_process_leaves_the_name(
     assert segment.stat().st_ino == inode
     p3.publish(2 * GiB)
     p1.publish(3 * GiB)
+    p1.call("sweep")
     assert p1.figures()["held"] == p3.figures()["held"] == 5 * GiB
     # The spawn fixture asserts that none of them printed anything.
 

@@ -12,7 +12,7 @@ import pytest
 
 import memledger
 from helpers.members import Member
-from helpers.system import linux_only
+from helpers.system import linux_only, unshare
 from helpers.units import GiB, MiB
 from helpers.waiting import wait_until
 from memledger.readings import resolve
@@ -144,6 +144,18 @@ def test_b49_real_nested_groups_are_the_chain(groups: Groups, spawn: Spawn) -> N
     for level in (0, 1):
         # The kernel charges in batches of some pages per CPU.
         assert abs(frees[level] - after[level] - 64 * MiB) < 8 * MiB
+
+
+def test_b49_real_cgroup_namespace_still_shows_the_outer_limit(
+    groups: Groups, spawn: Spawn
+) -> None:
+    """In a namespace the own path is "/", and the hierarchy that was mounted outside of it shows as
+    "/../..": the levels above are there, though nobody names the own one."""
+    flags = unshare("--cgroup")
+    inner = groups.inner("job", 300 * MiB)
+    script = f'echo $$ > "{inner}/cgroup.procs" && exec "$@"'
+    member = spawn("job", join=False, prefix=("sh", "-c", script, "sh", *flags))
+    assert own_keys(member)[:2] == [key(inner), key(groups.outer)]
 
 
 def test_b55_real_page_cache_is_not_use(groups: Groups, spawn: Spawn, tmp_path: Path) -> None:

@@ -114,13 +114,63 @@ def test_ram_with_ledger_within_the_budget() -> None:
     assert runs["ledger"]["peak_bytes"] <= 128 << 20
 
 
-@pytest.mark.parametrize("name", ["loaders", "samplers", "killed", "slow", "ram"])
-def test_claims_left_out_the_demo_fails(name: str) -> None:
-    """A proof that cannot fail proves nothing: the same ledger run, less the claims, must be
+def test_giveback_a_sibling_is_asked_and_the_load_succeeds() -> None:
+    runs = scenario("giveback")["runs"]
+    without, ledger = runs["without"], runs["ledger"]
+    assert (without["ooms"], without["choices"]) == (1, {"asker": "OOM"})
+    assert without["given_bytes"] == 0
+    assert (ledger["ooms"], ledger["choices"]) == (0, {"asker": "loaded"})
+    assert ledger["ask"] == "done"
+    # Wanted 12, free 6; the keeper gave all that it had idle, and that is what is credited.
+    assert ledger["free_bytes"] == without["free_bytes"] == 6 * GIB
+    assert ledger["given_bytes"] == ledger["credited_bytes"] == 10 * GIB
+    assert ledger["peak_bytes"] == runs["oracle"]["peak_bytes"] == 20 * GIB
+
+
+def test_pins_with_ledger_exactly_one_budget() -> None:
+    runs = scenario("pins")["runs"]
+    budget = 8 << 20
+    assert runs["without"]["peak_bytes"] == 3 * budget
+    assert runs["ledger"]["peak_bytes"] == budget
+    assert runs["ledger"]["choices"] == runs["oracle"]["choices"]
+    assert runs["ledger"]["page_locked_bytes"] <= budget
+    assert runs["ledger"]["race_bytes"] == [budget] * 5
+
+
+def test_stop_reaches_the_worker_in_its_own_group_and_no_other() -> None:
+    runs = scenario("stop")["runs"]
+    assert runs["without"]["steps_after_click"] == {"worker-a": 7, "worker-b": 7}
+    assert runs["ledger"]["steps_after_click"] == {"worker-a": 0, "worker-b": 7}
+    assert runs["ledger"]["choices"] == runs["oracle"]["choices"]
+    first, second = runs["ledger"]["choices"]["worker-a"]
+    assert first == [True] * 5 + [False] * 7
+    assert second == [True] * 4
+
+
+RESTS_ON = {
+    "loaders": "claims",
+    "samplers": "claims",
+    "killed": "claims",
+    "slow": "claims",
+    "ram": "claims",
+    "giveback": "asks",
+    "pins": "pins",
+    "stop": "groups",
+}
+
+
+@pytest.mark.parametrize(("name", "part"), RESTS_ON.items())
+def test_part_left_out_the_demo_fails(name: str, part: str) -> None:
+    """A proof that cannot fail proves nothing: the same ledger run, less what it rests on, must be
     reported as wrong."""
-    found = scenario(name, "--break-claims", code=1)
+    found = scenario(name, f"--break-{part}", code=1)
     assert found["ok"] is False
     assert found["problems"]
+
+
+@pytest.mark.parametrize(("name", "part"), [("giveback", "groups"), ("stop", "asks")])
+def test_other_part_left_out_the_demo_is_right(name: str, part: str) -> None:
+    assert scenario(name, f"--break-{part}")["ok"] is True
 
 
 def test_real_log_altered_decision_and_altered_request(tmp_path: Path) -> None:
@@ -184,8 +234,9 @@ def _until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_output_fits_80_columns_without_escapes() -> None:
-    code, out, err = play("--scenario", "samplers", environment={"COLUMNS": "80", "NO_COLOR": "1"})
+@pytest.mark.parametrize("name", ["samplers", "giveback", "pins", "stop"])
+def test_output_fits_80_columns_without_escapes(name: str) -> None:
+    code, out, err = play("--scenario", name, environment={"COLUMNS": "80", "NO_COLOR": "1"})
     assert code == 0, out + err
     assert "\x1b" not in out
     assert max(map(len, out.splitlines())) <= 80
@@ -194,11 +245,5 @@ def test_output_fits_80_columns_without_escapes() -> None:
 def test_list_and_bad_scenario() -> None:
     code, out, _ = play("--list")
     assert code == 0
-    assert [line.split()[0] for line in out.splitlines()] == [
-        "loaders",
-        "samplers",
-        "killed",
-        "slow",
-        "ram",
-    ]
+    assert [line.split()[0] for line in out.splitlines()] == list(RESTS_ON)
     assert play("--scenario", "nonsense")[0] == 2

@@ -498,7 +498,7 @@ def test_g11_process_wide_answers_never_enter_the_segment(ledger: memledger.Ledg
     assert device.snapshot().figures.unaccounted == 0
 
 
-def test_g11_frozen_source_is_named_and_a_claim_that_only_it_refuses_is_not_checked(
+def test_g11_frozen_source_is_named_and_its_free_does_not_rise_with_the_ledger(
     ledger: memledger.Ledger,
 ) -> None:
     """Free stays the same to the bit while the ledger moves by more than 256 MiB: the source is not
@@ -516,8 +516,12 @@ def test_g11_frozen_source_is_named_and_a_claim_that_only_it_refuses_is_not_chec
 
     wait_until(read_again, what="it is called frozen")
     figures = device.figures()
-    assert figures.unaccounted == 3 * GiB, "U keeps the value that it had before"
-    assert figures.free == 5 * GiB
+    # Not below what it was before. It may be more: the second reading of such a run may raise it,
+    # since the first may have been taken before a member published what it had freed.
+    assert figures.unaccounted is not None
+    assert figures.free is not None
+    assert figures.unaccounted >= 3 * GiB
+    assert figures.free == 8 * GiB - figures.unaccounted
     source.answer = Reading("script", total=8 * GiB, free=2 * GiB)
     device.refresh(0)
     assert device.figures().reason is None

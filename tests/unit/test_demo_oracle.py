@@ -131,6 +131,88 @@ def test_decide_anew_load_without_room_is_none_and_takes_nothing() -> None:
     assert (verdict.decisions, verdict.ooms, verdict.peak_bytes) == ({"a/model": None}, 0, 0)
 
 
+def _pin(who: str, number: int, decision: int) -> Event:
+    request = Request("pin", who, f"{who}/{number}", nbytes=2)
+    return request_event(request) | {"decision": decision}
+
+
+def _prompt(kind: str, group: str) -> Event:
+    return request_event(Request(kind, f"server-{group}", "prompt", group=group))
+
+
+def _turn(group: str, number: int, decision: str) -> Event:
+    request = Request("turn", f"worker-{group}", f"worker-{group}/{number}", group=group)
+    return request_event(request) | {"decision": decision}
+
+
+def pins() -> list[Event]:
+    return [_pin("a", 0, 2), _pin("b", 0, 2), _pin("a", 1, 0), _pin("b", 1, 0)]
+
+
+def turns() -> list[Event]:
+    return [
+        _prompt("begin", "a"),
+        _prompt("begin", "b"),
+        _turn("a", 0, "made"),
+        _turn("b", 0, "made"),
+        _prompt("stop", "a"),
+        _turn("a", 1, "stopped"),
+        _turn("b", 1, "made"),
+        _prompt("begin", "a"),
+        _turn("a", 2, "made"),
+    ]
+
+
+def test_compare_pins_and_turns_agree() -> None:
+    verdict, disagreements = compare(pins(), 5)
+    assert (verdict.peak_bytes, verdict.ooms, disagreements) == (4, 0, [])
+    assert compare(turns(), TOTAL)[1] == []
+
+
+@pytest.mark.parametrize(("line", "altered"), [(0, 0), (2, 2), (3, 2)])
+def test_oracle_altered_pin_changes_nothing(line: int, altered: int) -> None:
+    events = pins()
+    before, _ = compare(events, 5)
+    was, events[line]["decision"] = events[line]["decision"], altered
+    assert compare(events, 5) == (
+        before,
+        [Disagreement(events[line]["subject"], altered, was)],
+    )
+
+
+@pytest.mark.parametrize("line", [2, 3, 5, 6, 8])
+def test_oracle_altered_turn_changes_nothing(line: int) -> None:
+    events = turns()
+    before, _ = compare(events, TOTAL)
+    was = events[line]["decision"]
+    altered = events[line]["decision"] = "stopped" if was == "made" else "made"
+    assert compare(events, TOTAL) == (
+        before,
+        [Disagreement(events[line]["subject"], altered, was)],
+    )
+
+
+def test_compare_altered_pins_and_turns_disagree() -> None:
+    assert compare(pins(), 3)[1]
+    larger = pins()
+    larger[0]["nbytes"] = 4
+    assert compare(larger, 5)[1]
+    other_group = turns()
+    other_group[4]["group"] = "b"
+    assert compare(other_group, TOTAL)[1]
+    del (no_click := turns())[4]
+    assert compare(no_click, TOTAL)[1]
+    del (no_second_prompt := turns())[7]
+    assert compare(no_second_prompt, TOTAL)[1]
+
+
+def test_pin_and_turn_requests_survive_their_events() -> None:
+    for event in (*pins(), *turns()):
+        assert request_event(request_of(event)) == {
+            key: value for key, value in event.items() if key != "decision"
+        }
+
+
 def test_log_lines_survive_the_file(tmp_path: Path) -> None:
     log = Log(str(tmp_path / "log.jsonl"))
     with log.in_order():

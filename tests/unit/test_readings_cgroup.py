@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.units import GiB, MiB, seeded
+from helpers.units import GiB, MiB, count, seeded
 from memledger import model
 from memledger.errors import UnknownDevice
 from memledger.readings import RamWatch, resolve
@@ -200,6 +200,17 @@ def test_cgroup_of_two_mounts_the_one_that_shows_more_levels(tree: Tree) -> None
     tree.v2("inner", GiB)
     leaf, pod = tree.v2("all/pod/job", GiB), tree.v2("all/pod", 2 * GiB)
     assert tree.keys() == [leaf, pod, RAM]
+
+
+def test_cgroup_of_two_mounts_the_one_from_above_the_namespace(tree: Tree) -> None:
+    tree.own("0::/")
+    tree.mounts(("cgroup2", "/", "/own", "rw"), ("cgroup2", "/..", "/host", "ro"))
+    tree.v2("own", GiB)
+    leaf, outer = tree.v2("host/pod", GiB), tree.v2("host", 4 * GiB)
+    tree.write("host/pod/cgroup.procs", f"{os.getpid()}\n")
+    assert tree.keys() == [leaf, outer, RAM]
+    tree.write("host/pod/cgroup.procs", "1\n")
+    assert len(tree.keys()) == 2, "no longer there: the other mount serves"
 
 
 def test_cgroup_removed_under_the_process_leaves_the_outer_ones(tree: Tree) -> None:
@@ -506,3 +517,53 @@ def test_ram_every_source_explains_itself_in_one_line(tree: Tree) -> None:
         assert source is not None
         assert source.explain()
         assert "\n" not in source.explain()
+
+
+# ---- hostile files
+
+
+PIECES = (
+    b"0", b"9" * 19, b"9" * 5000, b"-1", b"max", b"\n", b" ", b":", b"::", b"/", b"\x00", b"\xff",
+    b"..", b"/..", b"0::/job\n", b"4:memory:/job\n", b"MemTotal: 5 kB\n", b"MemFree: 9 kB\n",
+    b"\\040", b"\\777", b"inactive_file 5\n", b" - cgroup2 cgroup2 rw\n", b"size 4 7\n",
+    b"30 1 0:28 / /sys/fs/cgroup rw",
+)  # fmt: skip
+CARD = "sys/bus/pci/devices/0000:03:00.0"
+FILES = (
+    "proc/self/cgroup",
+    "proc/self/mountinfo",
+    "proc/meminfo",
+    "proc/spl/kstat/zfs/arcstats",
+    *(f"sys/fs/cgroup/job/memory.{n}" for n in ("max", "current", "stat", "high", "swap.max")),
+    *(f"{CARD}/{n}" for n in ("mem_info_vram_total", "mem_info_vram_used", "unique_id")),
+    "sys/class/kfd/kfd/topology/nodes/1/properties",
+)
+
+
+def test_readers_random_files_never_raise_and_never_lie(tree: Tree) -> None:
+    """Whatever stands in a file of /proc or /sys, the answer is a figure that can be, or a
+    reason."""
+    random = seeded("hostile files")
+    for _ in range(count(300, 3000)):
+        tree.own("0::/job")
+        tree.mounts(V2)
+        tree.meminfo(64 * GiB, 50 * GiB)
+        tree.v2("sys/fs/cgroup/job", 2 * GiB, GiB, stat="inactive_file 4", high="max")
+        for name, text in (("vendor", "0x1002"), ("class", "0x03"), ("mem_info_vram_total", "9")):
+            tree.write(f"{CARD}/{name}", text)
+        for name in random.sample(FILES, random.randrange(1, 5)):
+            content = b"".join(random.choices(PIECES, k=random.randrange(8)))
+            tree.write(name, "").write_bytes(content)
+        for name in ("ram", "hip:0"):
+            try:
+                sources = tree.spec(name).sources
+            except UnknownDevice:
+                continue
+            for source in sources:
+                assert source is not None
+                reading = source.read()
+                assert model.plausible(reading) == reading
+                assert reading.known or reading.reason
+        swapped = swap(root=str(tree.root))
+        assert 0 <= swapped.free <= swapped.total
+        RamWatch(root=str(tree.root)).changed()

@@ -233,6 +233,20 @@ def test_nvml_shut_down_by_somebody_else_is_initialised_again(
     assert nvml.calls.count("init") == 2
 
 
+def test_nvml_source_dropped_without_close_keeps_no_session(
+    nvml: FakeNvml, session: NvmlSession, clock: Clock
+) -> None:
+    """Each look at a device that was open already left a user behind, and NVML was never shut
+    down."""
+    nvml.v2["GPU-A"] = v2(GIB, GIB)
+    kept = source(session, clock)
+    kept.read()
+    for _ in range(3):
+        source(session, clock).read()
+    kept.close()
+    assert nvml.calls.count("shutdown") == 1
+
+
 @pytest.mark.parametrize("code", [9, 15, 18, 999])
 def test_nvml_b40_reloaded_driver_is_initialised_anew_once_all_gpus_fail(
     nvml: FakeNvml, session: NvmlSession, clock: Clock, code: int

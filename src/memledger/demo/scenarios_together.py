@@ -151,7 +151,7 @@ def one_pin_budget(stage: Stage) -> Outcome:
         "Three processes that page-lock RAM, one budget of 8 MiB",
         "Each wants 8 blocks of 1 MiB, and locks them for real where the system allows it (mlock). "
         "Look at the sum: without the ledger each keeps to the budget by itself, and so they "
-        f"lock three times what the machine can spare.{raced if sums else ''}",
+        f"lock three times as much.{raced if sums else ''}",
         [
             *(
                 Row(name, [format_size(run.choices[name]) for run in runs.values()])

@@ -16,6 +16,8 @@ from memledger.readings.cgroup_tree import Group
 from memledger.readings.files import word
 from memledger.sizes import format_size
 
+_DIGITS_MOST = 20
+"""Of a 64-bit number; longer ones are none, and Python refuses to read very long ones."""
 _NO_LIMIT = 1 << 60
 """v1 writes "none" as the largest number of pages, which depends on the page size."""
 
@@ -147,7 +149,7 @@ def parse_stat(content: bytes) -> dict[str, int]:
     return {
         pair[0].decode("ascii", "replace"): int(pair[1])
         for pair in fields
-        if len(pair) == 2 and pair[1].isdigit()
+        if len(pair) == 2 and pair[1].isdigit() and len(pair[1]) <= _DIGITS_MOST
     }
 
 

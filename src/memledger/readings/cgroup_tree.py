@@ -18,6 +18,11 @@ _DELETED = " (deleted)"
 _SEARCH_MOST = 4096
 
 
+_found_before: dict[tuple[str, int], tuple[str, ...]] = {}
+"""Where a search ended, by mount point and depth: looked at first, since a machine may have
+thousands of groups and the question comes with every housekeeping round."""
+
+
 class Group(NamedTuple):
     """One control group that this process is in, directly or through a group inside it.
 
@@ -62,7 +67,7 @@ def own_place(*, root: str = "/") -> Place:
     parts = _parts(path)
     # The mount that shows most levels first; of equals the latest, since it covers the others.
     mounts.reverse()
-    for mount in sorted(mounts, key=lambda mount: len(mount.top)):
+    for mount in sorted(mounts, key=_hidden_levels):
         inside = _inside(parts, mount, root)
         if inside is not None:
             groups = tuple(_climb(root, mount, inside))
@@ -113,6 +118,12 @@ def _mounts(root: str) -> list[_Mount]:
     return found
 
 
+def _hidden_levels(mount: _Mount) -> int:
+    """How many levels above what is mounted it does not show, counted from the root of this
+    process's namespace; below zero where it shows some from outside of that."""
+    return -len(mount.top) if ".." in mount.top else len(mount.top)
+
+
 def _inside(parts: tuple[str, ...], mount: _Mount, root: str) -> tuple[str, ...] | None:
     """The own group's path below the mount point; None where it is not below it."""
     top = mount.top
@@ -128,10 +139,11 @@ def _inside(parts: tuple[str, ...], mount: _Mount, root: str) -> tuple[str, ...]
     return None
 
 
-def _searched(
-    folder: str, depth: int, parts: tuple[str, ...], before: tuple[str, ...] = ()
-) -> tuple[str, ...] | None:
-    level = [before]
+def _searched(folder: str, depth: int, parts: tuple[str, ...]) -> tuple[str, ...] | None:
+    known = _found_before.get((folder, depth))
+    if known is not None and _lists_this_process(os.path.join(folder, *known, *parts)):
+        return (*known, *parts)
+    level: list[tuple[str, ...]] = [()]
     for _ in range(depth):
         level = [
             (*path, name)
@@ -141,6 +153,7 @@ def _searched(
         ][:_SEARCH_MOST]
     for path in level:
         if _lists_this_process(os.path.join(folder, *path, *parts)):
+            _found_before[folder, depth] = path
             return (*path, *parts)
     return None
 
@@ -158,7 +171,7 @@ def _climb(root: str, mount: _Mount, inside: tuple[str, ...]) -> list[Group]:
         folder = os.path.join(point, *inside[:length])
         try:
             inode = os.stat(folder).st_ino
-        except OSError:
+        except (OSError, ValueError):  # ValueError: a NUL in the path
             continue
         if mount.version == 1 and found and word(folder, "memory.use_hierarchy") == "0":
             continue  # it bounds only the processes directly in it
@@ -185,5 +198,5 @@ def _whole(path: str) -> str:
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             return file.read()
-    except OSError:
+    except (OSError, ValueError):
         return ""

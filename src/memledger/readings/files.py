@@ -13,7 +13,7 @@ def word(*parts: str) -> str:
     try:
         with open(os.path.join(*parts), "rb") as file:
             return file.read(4096).strip().decode("ascii", "replace")
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a NUL in a name that came out of another file
         return ""
 
 
@@ -27,7 +27,7 @@ def listed(folder: str) -> list[str]:
     """Names in `folder`, sorted; none where it cannot be listed."""
     try:
         return sorted(os.listdir(folder))
-    except OSError:
+    except (OSError, ValueError):
         return []
 
 

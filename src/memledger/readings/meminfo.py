@@ -93,7 +93,7 @@ def parse_meminfo(content: bytes) -> dict[str, int]:
     for line in content.splitlines():
         name, separator, rest = line.partition(b":")
         words = rest.split()
-        if not separator or not words or not words[0].isdigit():
+        if not separator or not words or not words[0].isdigit() or len(words[0]) > 20:
             continue
         scale = _KIB if len(words) > 1 and words[1].lower() == b"kb" else 1
         fields[name.strip().decode("ascii", "replace")] = int(words[0]) * scale

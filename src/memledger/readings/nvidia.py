@@ -22,6 +22,7 @@ from memledger.readings.nvml import (
     NvmlSession,
     NvmlSource,
     Unavailable,
+    Visit,
     default_session,
     unavailable,
 )
@@ -67,7 +68,7 @@ def resolve(
 ) -> DeviceSpec:
     """The device spec for "cuda[:n]", "GPU-...", "MIG-..." or "pci:...". Raises UnknownDevice."""
     session = session or default_session()
-    marker = object()
+    marker = Visit()
     # Held over the whole of it, so that NVML starts once and not once for the list and once for the
     # first reading. Where it fails, enumerate_gpus has other ways and says why.
     with suppress(Unavailable):
@@ -323,7 +324,7 @@ def enumerate_gpus(*, root: str = "/", session: NvmlSession | None = None) -> Gp
         # Asking NVML for the list opens every GPU, which wakes the one that sleeps.
         detail = f"NVML is not asked while {asleep} is suspended"
     else:
-        marker = object()
+        marker = Visit()
         try:
             nvml = session.open(marker)
             try:

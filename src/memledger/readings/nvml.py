@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +85,10 @@ class Backoff:
         self._delay_s, self._why = 0.0, None
 
 
+class Visit:
+    """Stands for a user of the session that comes and goes."""
+
+
 class NvmlSession:
     """The process's use of NVML: opened when a source first needs it, shared by the sources, closed
     when the last of them lets go (an open session keeps a laptop's GPU awake), opened anew after a
@@ -105,8 +110,10 @@ class NvmlSession:
     def _forget(self) -> None:
         self._lock = threading.Lock()
         self._module: Any = None
-        self._users: set[int] = set()
-        self._failing: dict[int, int] = {}
+        # Weak, since a source may be dropped without `close`: one that was made to look, and one of
+        # a device that is known already.
+        self._users: weakref.WeakSet[object] = weakref.WeakSet()
+        self._failing: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
         self._backoff = Backoff(self._clock)
         self._pid = os.getpid()
 
@@ -123,7 +130,7 @@ class NvmlSession:
                 self._module = self._initialise()
                 self._backoff.worked()
                 self.epoch += 1
-            self._users.add(id(user))
+            self._users.add(user)
             return self._module
 
     def lost(self) -> None:
@@ -134,14 +141,14 @@ class NvmlSession:
 
     def worked(self, user: object) -> None:
         """`user` got an answer."""
-        self._failing.pop(id(user), None)
+        self._failing.pop(user, None)
 
     def failed(self, user: object) -> None:
         """`user` got an error that a driver which was reloaded would give too. Once all users have,
         twice in a row, NVML is shut down, and the next `open` initialises it anew; as long as one
         GPU answers, a sick one costs the others nothing."""
         with self._lock:
-            self._failing[id(user)] = self._failing.get(id(user), 0) + 1
+            self._failing[user] = self._failing.get(user, 0) + 1
             if all(self._failing.get(user, 0) >= 2 for user in self._users):
                 self._shut_down()
 
@@ -160,8 +167,8 @@ class NvmlSession:
         if self._pid != os.getpid():
             return
         with self._lock:
-            self._users.discard(id(user))
-            self._failing.pop(id(user), None)
+            self._users.discard(user)
+            self._failing.pop(user, None)
             if not self._users:
                 self._shut_down()
 

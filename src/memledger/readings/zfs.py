@@ -25,7 +25,7 @@ def arc(*, root: str = "/") -> Arc | None:
     fields = {}
     for line in lines:
         words = line.split()  # name type data
-        if len(words) == 3 and words[2].isdigit():
+        if len(words) == 3 and words[2].isdigit() and len(words[2]) <= 20:
             fields[words[0]] = int(words[2])
     size = fields.get(b"size")
     if size is None:

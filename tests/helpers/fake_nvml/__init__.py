@@ -21,7 +21,7 @@ GIB = 1 << 30
 _MAGIC = 0x6C6D764E656B6146
 _DEVICES_MAX = 16
 _CALLS = ("init", "shutdown", "list", "find", "v2", "v1")
-_HEADER = struct.Struct("<4Q8Q")
+_HEADER = struct.Struct("<5Q8Q")
 _DEVICE = struct.Struct("<96s96s32s8Q")
 _NUMBERS = (
     "total", "free", "reserved", "find_error", "v2_error", "v1_error", "latency_us", "slice_of",
@@ -77,7 +77,7 @@ class FakeDriver:
                 f"00000000:{index + 1:02X}:00.0".encode(), *(numbers[name] for name in _NUMBERS),
             )  # fmt: skip
         # The magic last: a process that starts meanwhile finds no driver rather than half of one.
-        _HEADER.pack_into(self._memory, 0, _MAGIC, len(cards), 0, 0, *([0] * 8))
+        _HEADER.pack_into(self._memory, 0, _MAGIC, len(cards), 0, 0, 0, *([0] * 8))
 
     def env(self, *, init_error: int = 0, **more: str) -> dict[str, str]:
         """For processes that find this driver; init_error: in them only, nvmlInit fails so."""
@@ -102,10 +102,14 @@ class FakeDriver:
         (epoch,) = struct.unpack_from("<Q", self._memory, 24)
         struct.pack_into("<Q", self._memory, 24, epoch + 1)
 
+    def slow_only(self, pid: int) -> None:
+        """Latencies are for that process alone."""
+        struct.pack_into("<Q", self._memory, 32, pid)
+
     def calls(self, *names: str) -> int:
         """How often these were called, by all processes together: "init", "shutdown", "list",
         "find", "v2", "v1"; no name: all of them."""
-        counts = struct.unpack_from("<8Q", self._memory, 32)
+        counts = struct.unpack_from("<8Q", self._memory, 40)
         return sum(counts[_CALLS.index(name)] for name in names or _CALLS)
 
     def _at(self, index: int) -> int:

@@ -27,6 +27,7 @@ typedef struct device {
 
 typedef struct state {
     uint64_t magic, device_count, init_error, epoch;
+    uint64_t slow_pid; /* 0: latency is for every process */
     uint64_t calls[CALL_COUNT];
     device devices[DEVICES_MAX];
 } state;
@@ -200,7 +201,7 @@ static int memory_call(device *d, enum call call, uint64_t error) {
     int status = ready();
     if (status) return status;
     count(call);
-    if (d->latency_us) usleep((useconds_t)d->latency_us);
+    if (d->latency_us && (!shared->slow_pid || shared->slow_pid == (uint64_t)getpid())) usleep((useconds_t)d->latency_us);
     return (int)error;
 }
 
