@@ -25,8 +25,8 @@ typedef enum os_status {
 typedef enum os_answer { OS_NO = 0, OS_YES = 1, OS_UNKNOWN = 2 } os_answer;
 
 typedef struct os_error {
-    int code;          /* errno or GetLastError(); 0 when a rule of ours refused */
-    const char *call;  /* static string: "open", "mmap", or for OS_FOREIGN the rule: "mode", "owner", "type", ... */
+    int code;         /* errno or GetLastError(); 0 when a rule of ours refused */
+    const char *call; /* static string: "open", "mmap", or for OS_FOREIGN the rule: "mode", "owner", "type", ... */
 } os_error;
 
 /* ---- time, identity, chance ------------------------------------------------------------------------------ */
@@ -38,11 +38,11 @@ void os_yield(void);
 void os_sleep_ns(uint64_t ns);
 
 typedef struct os_identity {
-    uint64_t boot_id[2];   /* 0,0 where unknown */
+    uint64_t boot_id[2];    /* 0,0 where unknown */
     uint64_t pid_namespace; /* inode of the namespace; 0 where there is no such thing */
     uint64_t pid;
-    uint64_t start_ticks;  /* raw field 22 of /proc/self/stat, or FILETIME; never wall time arithmetic; 0 unknown */
-    uint64_t user_id;      /* effective uid; on Windows a hash of the user's SID */
+    uint64_t start_ticks; /* raw field 22 of /proc/self/stat, or FILETIME; never wall time arithmetic; 0 unknown */
+    uint64_t user_id;     /* effective uid; on Windows a hash of the user's SID */
     uint64_t parent_pid;
 } os_identity;
 void os_identity_self(os_identity *out);
@@ -92,19 +92,25 @@ os_status os_segment_unlink(const char *path, os_error *error);
 /* ---- locks that die with their holder -------------------------------------------------------------------- */
 
 /* One byte-range per index, far beyond the data: 0..255 are slots, others below. */
-#define OS_LOCK_TABLE 1000u        /* pool table */
-#define OS_LOCK_REFRESHER 1100u    /* + pool index */
+#define OS_LOCK_TABLE 1000u     /* pool table */
+#define OS_LOCK_REFRESHER 1100u /* + pool index */
 #define OS_LOCK_COUNT 1200u
 
-typedef enum os_lock_kind { OS_LOCKS_NONE = 0, OS_LOCKS_OFD = 1, OS_LOCKS_FLOCK = 2, OS_LOCKS_WINDOWS = 3 } os_lock_kind;
-/* What this kernel can do for this file, or for one to be made there; OS_LOCKS_NONE with *error where that cannot be told. A creator writes it into the header; everybody must use the same kind. */
+typedef enum os_lock_kind {
+    OS_LOCKS_NONE = 0,
+    OS_LOCKS_OFD = 1,
+    OS_LOCKS_FLOCK = 2,
+    OS_LOCKS_WINDOWS = 3
+} os_lock_kind;
+/* What this kernel can do for this file, or for one to be made there; OS_LOCKS_NONE with *error where that cannot be
+ * told. A creator writes it into the header; everybody must use the same kind. */
 os_lock_kind os_lock_kind_of(const char *path, os_error *error);
 
 /* An exclusive lock with the life of the address space: holds no descriptor, is not inherited by any kind of
  * child, does not end with a thread, cannot be lost by closing descriptors. */
 typedef struct os_token {
-    void *page;       /* NULL: not held */
-    uint64_t extra;   /* for the system's file only */
+    void *page;     /* NULL: not held */
+    uint64_t extra; /* for the system's file only */
 } os_token;
 /* OS_BUSY: held by another. The file under `path` must be `segment` (device_id, file_id), else OS_ABSENT.
  * Takes the fork guard itself unless the caller holds it. */

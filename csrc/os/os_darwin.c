@@ -23,8 +23,7 @@ uint64_t os_boottime_ns(void) {
 
 uint64_t os_random_u64(void) {
     uint64_t value;
-    if (getentropy(&value, sizeof value) == 0)
-        return value;
+    if (getentropy(&value, sizeof value) == 0) return value;
     uint64_t x = os_now_ns() ^ (uint64_t)getpid() << 40 ^ (uint64_t)(uintptr_t)&value;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
     return x ^ (x >> 31);
@@ -43,8 +42,8 @@ void os_identity_self(os_identity *out) {
     length = sizeof process;
     int process_name[4] = {CTL_KERN, KERN_PROC, KERN_PROC_PID, getpid()};
     if (sysctl(process_name, 4, &process, &length, NULL, 0) == 0 && length == sizeof process)
-        out->start_ticks = (uint64_t)process.kp_proc.p_starttime.tv_sec * 1000000ull +
-                           (uint64_t)process.kp_proc.p_starttime.tv_usec;
+        out->start_ticks =
+            (uint64_t)process.kp_proc.p_starttime.tv_sec * 1000000ull + (uint64_t)process.kp_proc.p_starttime.tv_usec;
     out->pid = (uint64_t)getpid();
     out->parent_pid = (uint64_t)getppid();
     out->user_id = (uint64_t)geteuid();
@@ -56,10 +55,9 @@ void os_identity_self(os_identity *out) {
 os_status os_segment_default_path(char path[OS_PATH_BYTES], unsigned layout_major) {
     char directory[OS_PATH_BYTES];
     size_t length = confstr(_CS_DARWIN_USER_TEMP_DIR, directory, sizeof directory);
-    if (length == 0 || length > sizeof directory)
-        return OS_ABSENT;
-    int count = snprintf(path, OS_PATH_BYTES, "%s/memledger-v%u-%lu", directory, layout_major,
-                         (unsigned long)geteuid());
+    if (length == 0 || length > sizeof directory) return OS_ABSENT;
+    int count =
+        snprintf(path, OS_PATH_BYTES, "%s/memledger-v%u-%lu", directory, layout_major, (unsigned long)geteuid());
     return count > 0 && count < OS_PATH_BYTES ? OS_OK : OS_FAILED;
 }
 
@@ -110,8 +108,7 @@ os_status os_sys_token_keep(int fd, os_token *out, os_error *error) {
 
 /* Closes and does not unlock: in a child that must leave the parent's lock alone. */
 void os_token_drop(os_token *token) {
-    if (token->page != NULL)
-        close((int)token->extra);
+    if (token->page != NULL) close((int)token->extra);
     *token = (os_token){0};
 }
 
@@ -129,8 +126,7 @@ void os_wait(uint32_t *word, uint32_t expected, uint64_t timeout_ns) {
     uint64_t end_ns = ml_add_sat(os_now_ns(), timeout_ns);
     while (*seen == expected) {
         uint64_t left_ns = ml_sub_sat(end_ns, os_now_ns());
-        if (left_ns == 0)
-            return;
+        if (left_ns == 0) return;
         os_sleep_ns(ml_min_u64(left_ns, POLL_NS));
     }
 }

@@ -41,14 +41,12 @@ static void on_prepare(void) {
     pthread_mutex_lock(&state.registry);
     (void)pthread_mutex_lock(&state.guard);
     for (int i = state.count - 1; i >= 0; i--)
-        if (state.entries[i].hooks.prepare != NULL)
-            state.entries[i].hooks.prepare(state.entries[i].context);
+        if (state.entries[i].hooks.prepare != NULL) state.entries[i].hooks.prepare(state.entries[i].context);
 }
 
 static void on_parent(void) {
     for (int i = 0; i < state.count; i++)
-        if (state.entries[i].hooks.parent != NULL)
-            state.entries[i].hooks.parent(state.entries[i].context);
+        if (state.entries[i].hooks.parent != NULL) state.entries[i].hooks.parent(state.entries[i].context);
     (void)pthread_mutex_unlock(&state.guard);
     pthread_mutex_unlock(&state.registry);
 }
@@ -58,8 +56,7 @@ static void on_child(void) {
     guard_init();
     (void)ml_fetch_add_seq_cst(&state.forks, 1);
     for (int i = 0; i < state.count; i++)
-        if (state.entries[i].hooks.child != NULL)
-            state.entries[i].hooks.child(state.entries[i].context);
+        if (state.entries[i].hooks.child != NULL) state.entries[i].hooks.child(state.entries[i].context);
     pthread_mutex_init(&state.registry, NULL);
 }
 
@@ -84,8 +81,7 @@ void os_fork_unregister(void *context) {
     pthread_mutex_lock(&state.registry);
     int kept = 0;
     for (int i = 0; i < state.count; i++)
-        if (state.entries[i].context != context)
-            state.entries[kept++] = state.entries[i];
+        if (state.entries[i].context != context) state.entries[kept++] = state.entries[i];
     state.count = kept;
     pthread_mutex_unlock(&state.registry);
 }
@@ -104,8 +100,7 @@ bool os_fork_guard_enter(void) {
 }
 
 void os_fork_guard_leave(bool entered) {
-    if (entered)
-        (void)pthread_mutex_unlock(&state.guard);
+    if (entered) (void)pthread_mutex_unlock(&state.guard);
 }
 
 uint64_t os_fork_count(void) {

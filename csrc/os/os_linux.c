@@ -15,7 +15,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LOCK_OFFSET ((off_t)1 << 40) /* far behind any data, so that no tool that locks a whole file by size meets it */
+#define LOCK_OFFSET ((off_t)1 << 40) /* far behind any data, so that no tool that locks a whole file by size meets it \
+                                      */
 #define EINTR_TRIES 100
 #define WAIT_MAX_NS 3600000000000ull
 #define WAIT_STEP_NS 1000000ull
@@ -24,15 +25,13 @@
 
 uint64_t os_boottime_ns(void) {
     struct timespec t;
-    if (clock_gettime(CLOCK_BOOTTIME, &t) != 0)
-        return os_now_ns();
+    if (clock_gettime(CLOCK_BOOTTIME, &t) != 0) return os_now_ns();
     return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
 }
 
 uint64_t os_random_u64(void) {
     uint64_t value;
-    if (getrandom(&value, sizeof value, GRND_NONBLOCK) == (ssize_t)sizeof value)
-        return value;
+    if (getrandom(&value, sizeof value, GRND_NONBLOCK) == (ssize_t)sizeof value) return value;
     /* Early at boot, or a sandbox without the call. Distinct between processes and calls is all that is asked. */
     uint64_t x = os_boottime_ns() ^ (uint64_t)getpid() << 40 ^ (uint64_t)(uintptr_t)&value;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -42,12 +41,10 @@ uint64_t os_random_u64(void) {
 
 static size_t read_small_file(const char *path, char *text, size_t capacity) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return 0;
+    if (fd < 0) return 0;
     ssize_t count = read(fd, text, capacity - 1);
     close(fd);
-    if (count < 0)
-        count = 0;
+    if (count < 0) count = 0;
     text[count] = '\0';
     return (size_t)count;
 }
@@ -58,13 +55,11 @@ static void parse_boot_id(const char *text, uint64_t out[2]) {
     for (const char *c = text; *c != '\0' && digits < 32; c++) {
         const char *hex = "0123456789abcdef";
         const char *at = strchr(hex, *c);
-        if (at == NULL)
-            continue;
+        if (at == NULL) continue;
         words[digits / 16] = words[digits / 16] << 4 | (uint64_t)(at - hex);
         digits++;
     }
-    if (digits == 32)
-        memcpy(out, words, sizeof words);
+    if (digits == 32) memcpy(out, words, sizeof words);
 }
 
 /* Field 22. The name in field 2 may hold blanks and brackets, so count from the last bracket. */
@@ -72,8 +67,7 @@ static uint64_t parse_start_ticks(const char *text) {
     const char *at = strrchr(text, ')');
     for (int field = 2; at != NULL && field < 22; field++) {
         at = strchr(at, ' ');
-        if (at != NULL)
-            at++;
+        if (at != NULL) at++;
     }
     return at == NULL ? 0 : strtoull(at, NULL, 10);
 }
@@ -81,13 +75,10 @@ static uint64_t parse_start_ticks(const char *text) {
 void os_identity_self(os_identity *out) {
     memset(out, 0, sizeof *out);
     char text[1024];
-    if (read_small_file("/proc/sys/kernel/random/boot_id", text, sizeof text) != 0)
-        parse_boot_id(text, out->boot_id);
-    if (read_small_file("/proc/self/stat", text, sizeof text) != 0)
-        out->start_ticks = parse_start_ticks(text);
+    if (read_small_file("/proc/sys/kernel/random/boot_id", text, sizeof text) != 0) parse_boot_id(text, out->boot_id);
+    if (read_small_file("/proc/self/stat", text, sizeof text) != 0) out->start_ticks = parse_start_ticks(text);
     struct stat space;
-    if (stat("/proc/self/ns/pid", &space) == 0)
-        out->pid_namespace = (uint64_t)space.st_ino;
+    if (stat("/proc/self/ns/pid", &space) == 0) out->pid_namespace = (uint64_t)space.st_ino;
     out->pid = (uint64_t)getpid();
     out->parent_pid = (uint64_t)getppid();
     out->user_id = (uint64_t)geteuid();
@@ -111,8 +102,7 @@ int os_sys_open_nameless(const char *directory) {
 
 int os_sys_name(int fd, const char *path) {
     int fault = OS_FAULT("publish");
-    if (fault != 0)
-        return fault;
+    if (fault != 0) return fault;
     char self[64];
     snprintf(self, sizeof self, "/proc/self/fd/%d", fd);
     return linkat(AT_FDCWD, self, AT_FDCWD, path, AT_SYMLINK_FOLLOW) == 0 ? 0 : errno;
@@ -126,14 +116,11 @@ int os_sys_reserve(int fd, uint64_t offset, uint64_t length_bytes) {
 
 static int ofd_call(int fd, int command, struct flock *lock) {
     int fault = OS_FAULT("lock");
-    if (fault == 0)
-        fault = OS_FAULT("ofd");
-    if (fault != 0)
-        return fault;
+    if (fault == 0) fault = OS_FAULT("ofd");
+    if (fault != 0) return fault;
     int tries = 0;
     while (fcntl(fd, command, lock) != 0)
-        if (errno != EINTR || ++tries == EINTR_TRIES)
-            return errno;
+        if (errno != EINTR || ++tries == EINTR_TRIES) return errno;
     return 0;
 }
 
@@ -174,8 +161,7 @@ os_status os_sys_token_keep(int fd, os_token *out, os_error *error) {
 
 /* A child has nothing mapped there, or something of its own by now; hence the look at the pid. */
 void os_token_drop(os_token *token) {
-    if (token->page != NULL && token->extra == (uint64_t)getpid())
-        munmap(token->page, (size_t)sysconf(_SC_PAGESIZE));
+    if (token->page != NULL && token->extra == (uint64_t)getpid()) munmap(token->page, (size_t)sysconf(_SC_PAGESIZE));
     *token = (os_token){0};
 }
 
@@ -184,8 +170,7 @@ void os_token_drop(os_token *token) {
 const volatile uint64_t *os_cookie_new(uint64_t value) {
     size_t length = (size_t)sysconf(_SC_PAGESIZE);
     uint64_t *page = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (page == MAP_FAILED)
-        return NULL;
+    if (page == MAP_FAILED) return NULL;
     if (madvise(page, length, MADV_WIPEONFORK) != 0) {
         munmap(page, length);
         return NULL;
@@ -200,11 +185,9 @@ const volatile uint64_t *os_cookie_new(uint64_t value) {
 void os_wait(uint32_t *word, uint32_t expected, uint64_t timeout_ns) {
     timeout_ns = ml_min_u64(timeout_ns, WAIT_MAX_NS);
     struct timespec limit = {(time_t)(timeout_ns / 1000000000ull), (long)(timeout_ns % 1000000000ull)};
-    if (syscall(SYS_futex, word, FUTEX_WAIT, expected, &limit, NULL, 0) == 0)
-        return;
+    if (syscall(SYS_futex, word, FUTEX_WAIT, expected, &limit, NULL, 0) == 0) return;
     /* Any other failure comes back at once, and the caller loops: a short sleep keeps it from spinning. */
-    if (errno != EAGAIN && errno != EINTR && errno != ETIMEDOUT)
-        os_sleep_ns(ml_min_u64(timeout_ns, WAIT_STEP_NS));
+    if (errno != EAGAIN && errno != EINTR && errno != ETIMEDOUT) os_sleep_ns(ml_min_u64(timeout_ns, WAIT_STEP_NS));
 }
 
 void os_wake(uint32_t *word) {

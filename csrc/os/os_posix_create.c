@@ -48,8 +48,7 @@ void os_posix_tidy(const char *path, const struct stat *complete) {
     char directory[OS_PATH_BYTES], prefix[OS_PATH_BYTES + 8];
     snprintf(prefix, sizeof prefix, "%s" TMP_MARK, split(path, directory));
     DIR *listing = opendir(directory);
-    if (listing == NULL)
-        return;
+    if (listing == NULL) return;
     for (struct dirent *entry; (entry = readdir(listing)) != NULL;) {
         struct stat file;
         if (strncmp(entry->d_name, prefix, strlen(prefix)) != 0 ||
@@ -57,8 +56,7 @@ void os_posix_tidy(const char *path, const struct stat *complete) {
             file.st_uid != geteuid())
             continue;
         bool same = complete != NULL && file.st_dev == complete->st_dev && file.st_ino == complete->st_ino;
-        if (same || file.st_mtime + TMP_AGE_S < time(NULL))
-            unlinkat(dirfd(listing), entry->d_name, 0);
+        if (same || file.st_mtime + TMP_AGE_S < time(NULL)) unlinkat(dirfd(listing), entry->d_name, 0);
     }
     closedir(listing);
 }
@@ -83,20 +81,16 @@ static int write_zeros(int fd, uint64_t offset, uint64_t length_bytes) {
 static int reserve(int fd, uint64_t size_bytes) {
     struct rlimit limit;
     int fault = OS_FAULT("fallocate");
-    if (fault != 0)
-        return fault;
+    if (fault != 0) return fault;
     if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < size_bytes)
         return EFBIG; /* asking the kernel would raise SIGXFSZ, which ends the host */
     for (uint64_t at = 0; at < size_bytes; at += RESERVE_STEP_BYTES) {
         uint64_t step = ml_min_u64(RESERVE_STEP_BYTES, size_bytes - at);
         int code, tries = 0;
-        do
-            code = os_sys_reserve(fd, at, step);
+        do code = os_sys_reserve(fd, at, step);
         while (code == EINTR && ++tries < EINTR_TRIES);
-        if (code == EOPNOTSUPP || code == EINVAL || code == ENODEV || code == ENOSYS)
-            code = write_zeros(fd, at, step);
-        if (code != 0)
-            return code;
+        if (code == EOPNOTSUPP || code == EINVAL || code == ENODEV || code == ENOSYS) code = write_zeros(fd, at, step);
+        if (code != 0) return code;
     }
     return 0;
 }
@@ -106,21 +100,16 @@ static os_status fill(const creation *c, int fd) {
     if (fchmod(fd, 0600) != 0) /* the umask is the host's and may have taken bits away */
         return os_fail(c->error, OS_FAILED, "fchmod", errno);
     int code = reserve(fd, c->size_bytes);
-    if (code == ENOSPC || code == EDQUOT || code == EFBIG)
-        return os_fail(c->error, OS_NO_SPACE, "fallocate", code);
-    if (code != 0)
-        return os_fail(c->error, OS_FAILED, "fallocate", code);
-    if (fstat(fd, &file) != 0)
-        return os_fail(c->error, OS_FAILED, "fstat", errno);
+    if (code == ENOSPC || code == EDQUOT || code == EFBIG) return os_fail(c->error, OS_NO_SPACE, "fallocate", code);
+    if (code != 0) return os_fail(c->error, OS_FAILED, "fallocate", code);
+    if (fstat(fd, &file) != 0) return os_fail(c->error, OS_FAILED, "fstat", errno);
     os_status status = os_posix_map(fd, &file, c->out, c->error);
-    if (status == OS_OK)
-        c->init(c->out->base, c->size_bytes, c->context);
+    if (status == OS_OK) c->init(c->out->base, c->size_bytes, c->context);
     return status;
 }
 
 static os_status settle(const creation *c, os_status status) {
-    if (status != OS_OK)
-        os_private_unmap(c->out);
+    if (status != OS_OK) os_private_unmap(c->out);
     return status;
 }
 
@@ -130,14 +119,11 @@ static os_status create_nameless(const creation *c) {
     char directory[OS_PATH_BYTES];
     split(c->path, directory);
     int fd = os_posix_raise(os_sys_open_nameless(directory));
-    if (fd < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL || errno == ENOSYS))
-        return OS_UNSUPPORTED;
-    if (fd < 0)
-        return os_fail(c->error, OS_FAILED, "open", errno);
+    if (fd < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL || errno == ENOSYS)) return OS_UNSUPPORTED;
+    if (fd < 0) return os_fail(c->error, OS_FAILED, "open", errno);
     os_status status = fill(c, fd);
     int code = status == OS_OK ? os_sys_name(fd, c->path) : 0;
-    if (code != 0)
-        status = code == EEXIST ? OS_BUSY : OS_UNSUPPORTED;
+    if (code != 0) status = code == EEXIST ? OS_BUSY : OS_UNSUPPORTED;
     close(fd);
     return settle(c, status);
 }
@@ -151,8 +137,7 @@ static os_status create_named(const creation *c) {
     char tmp[TMP_PATH_BYTES];
     os_posix_tidy(c->path, NULL);
     int fd = open_temporary(c->path, tmp);
-    if (fd < 0)
-        return os_fail(c->error, OS_FAILED, "open", errno);
+    if (fd < 0) return os_fail(c->error, OS_FAILED, "open", errno);
     os_status status = fill(c, fd);
     if (status == OS_OK && link(tmp, c->path) != 0) /* never replaces, unlike rename */
         status = errno == EEXIST || errno == ENOENT ? OS_BUSY : os_fail(c->error, OS_FAILED, "link", errno);
@@ -165,11 +150,9 @@ int os_posix_open_scratch(const char *path) {
     char directory[OS_PATH_BYTES], tmp[TMP_PATH_BYTES];
     split(path, directory);
     int fd = os_posix_raise(os_sys_open_nameless(directory));
-    if (fd >= 0)
-        return fd;
+    if (fd >= 0) return fd;
     fd = open_temporary(path, tmp);
-    if (fd >= 0)
-        unlink(tmp);
+    if (fd >= 0) unlink(tmp);
     return fd;
 }
 
@@ -179,18 +162,14 @@ os_status os_segment_open_or_create(const char *path, uint64_t size_bytes, uint6
     creation c = {path, size_bytes, init, context, out, error};
     *created = false;
     *out = (os_segment){0};
-    if (strlen(path) >= OS_PATH_BYTES)
-        return os_fail(error, OS_FAILED, "path", ENAMETOOLONG);
+    if (strlen(path) >= OS_PATH_BYTES) return os_fail(error, OS_FAILED, "path", ENAMETOOLONG);
     for (int attempt = 0; attempt < CREATE_ATTEMPTS; attempt++) {
         os_status status = os_segment_open(path, min_size_bytes, max_size_bytes, out, error);
-        if (status != OS_ABSENT)
-            return status;
+        if (status != OS_ABSENT) return status;
         status = create_nameless(&c);
-        if (status == OS_UNSUPPORTED)
-            status = create_named(&c);
+        if (status == OS_UNSUPPORTED) status = create_named(&c);
         *created = status == OS_OK;
-        if (status != OS_BUSY)
-            return status;
+        if (status != OS_BUSY) return status;
     }
     return os_fail(error, OS_FAILED, "create", EEXIST);
 }

@@ -20,18 +20,15 @@
 
 static int flock_call(int fd, int operation) {
     int fault = OS_FAULT("lock");
-    if (fault != 0)
-        return fault;
+    if (fault != 0) return fault;
     int tries = 0;
     while (flock(fd, operation) != 0)
-        if (errno != EINTR || ++tries == EINTR_TRIES)
-            return errno;
+        if (errno != EINTR || ++tries == EINTR_TRIES) return errno;
     return 0;
 }
 
 static int set_lock(os_lock_kind kind, int fd, unsigned index, os_lock_mode mode) {
-    if (kind == OS_LOCKS_OFD)
-        return os_sys_ofd_set(fd, index, mode);
+    if (kind == OS_LOCKS_OFD) return os_sys_ofd_set(fd, index, mode);
     return flock_call(fd, (mode == OS_LOCK_EXCLUSIVE ? LOCK_EX : mode == OS_LOCK_SHARED ? LOCK_SH : LOCK_UN) | LOCK_NB);
 }
 
@@ -41,8 +38,7 @@ static bool is_conflict(int code) {
 
 static os_status lock_refused(os_lock_kind kind, int code, os_error *error) {
     const char *call = kind == OS_LOCKS_OFD ? "fcntl" : "flock";
-    if (is_conflict(code))
-        return os_fail(error, OS_BUSY, call, code);
+    if (is_conflict(code)) return os_fail(error, OS_BUSY, call, code);
     return os_fail(error, code == EINVAL || code == ENOSYS ? OS_UNSUPPORTED : OS_FAILED, call, code);
 }
 
@@ -89,8 +85,7 @@ static os_status open_lock_file(const char *path, unsigned index, bool create, i
         else if (errno == EEXIST)
             *fd = os_posix_open(name, O_RDWR);
     }
-    if (*fd < 0)
-        return os_fail(error, errno == ENOENT ? OS_ABSENT : OS_FAILED, "open", errno);
+    if (*fd < 0) return os_fail(error, errno == ENOENT ? OS_ABSENT : OS_FAILED, "open", errno);
     os_status status = OS_OK;
     if (fstat(*fd, &file) != 0)
         status = os_fail(error, OS_FAILED, "fstat", errno);
@@ -111,8 +106,7 @@ static os_status open_and_lock(const char *path, const os_segment *segment, os_l
     *fd = -1;
     os_status status = kind == OS_LOCKS_OFD ? os_posix_open_same(path, segment, fd, error)
                                             : open_lock_file(path, index, mode == OS_LOCK_EXCLUSIVE, fd, error);
-    if (status != OS_OK)
-        return status;
+    if (status != OS_OK) return status;
     int code = set_lock(kind, *fd, index, mode);
     if (code != 0)
         status = lock_refused(kind, code, error);
@@ -132,8 +126,7 @@ static os_status take_once(const char *path, const os_segment *segment, os_lock_
     int fd;
     bool entered = os_fork_guard_enter();
     os_status status = open_and_lock(path, segment, kind, index, OS_LOCK_EXCLUSIVE, &fd, error);
-    if (status == OS_OK)
-        status = os_sys_token_keep(fd, out, error);
+    if (status == OS_OK) status = os_sys_token_keep(fd, out, error);
     os_fork_guard_leave(entered);
     return status;
 }
@@ -142,8 +135,7 @@ static os_status take_once(const char *path, const os_segment *segment, os_lock_
 os_status os_token_take(const char *path, const os_segment *segment, os_lock_kind kind, unsigned index, os_token *out,
                         os_error *error) {
     *out = (os_token){0};
-    if (!is_usable(kind, index))
-        return os_fail(error, OS_UNSUPPORTED, "lock_kind", 0);
+    if (!is_usable(kind, index)) return os_fail(error, OS_UNSUPPORTED, "lock_kind", 0);
     os_status status = take_once(path, segment, kind, index, out, error);
     for (int i = 1; i < TAKE_TRIES && status == OS_BUSY && kind == OS_LOCKS_FLOCK; i++) {
         os_sleep_ns(TAKE_PAUSE_NS);
@@ -158,16 +150,14 @@ os_status os_probe_open(const char *path, const os_segment *segment, os_lock_kin
                         os_error *error) {
     memset(out, 0, sizeof *out);
     out->fd = -1;
-    if (!is_usable(kind, 0))
-        return os_fail(error, OS_UNSUPPORTED, "lock_kind", 0);
+    if (!is_usable(kind, 0)) return os_fail(error, OS_UNSUPPORTED, "lock_kind", 0);
     if ((size_t)snprintf(out->path, sizeof out->path, "%s", path) >= sizeof out->path)
         return os_fail(error, OS_FAILED, "path", 0);
     out->kind = kind;
     int fd;
     bool entered = os_fork_guard_enter(); /* a child that starts now must find the descriptor in *out */
     os_status status = os_posix_open_same(path, segment, &fd, error);
-    if (status == OS_OK)
-        out->fd = fd;
+    if (status == OS_OK) out->fd = fd;
     os_fork_guard_leave(entered);
     return status;
 }
@@ -189,28 +179,22 @@ static os_answer held_by_flock(const char *path, unsigned index) {
 }
 
 os_answer os_probe_held(os_probe *probe, unsigned index) {
-    if (probe->fd < 0 || !is_usable(probe->kind, index))
-        return OS_UNKNOWN;
-    if (probe->kind == OS_LOCKS_FLOCK)
-        return held_by_flock(probe->path, index);
+    if (probe->fd < 0 || !is_usable(probe->kind, index)) return OS_UNKNOWN;
+    if (probe->kind == OS_LOCKS_FLOCK) return held_by_flock(probe->path, index);
     bool held;
-    if (os_sys_ofd_get((int)probe->fd, index, &held) != 0)
-        return OS_UNKNOWN;
+    if (os_sys_ofd_get((int)probe->fd, index, &held) != 0) return OS_UNKNOWN;
     return held ? OS_YES : OS_NO;
 }
 
 static os_status probe_lock(os_probe *probe, unsigned index, os_lock_mode mode) {
-    if (probe->fd < 0 || !is_usable(probe->kind, index))
-        return OS_UNSUPPORTED;
+    if (probe->fd < 0 || !is_usable(probe->kind, index)) return OS_UNSUPPORTED;
     if (probe->kind == OS_LOCKS_OFD) {
         int code = os_sys_ofd_set((int)probe->fd, index, mode);
         return code == 0 ? OS_OK : lock_refused(probe->kind, code, NULL);
     }
     unsigned place = 0;
-    while (place < OS_PROBE_LOCKS_MAX && probe->held[place][0] != 0)
-        place++;
-    if (place == OS_PROBE_LOCKS_MAX)
-        return OS_FAILED;
+    while (place < OS_PROBE_LOCKS_MAX && probe->held[place][0] != 0) place++;
+    if (place == OS_PROBE_LOCKS_MAX) return OS_FAILED;
     int fd;
     bool entered = os_fork_guard_enter();
     os_status status = open_and_lock(probe->path, NULL, probe->kind, index, mode, &fd, NULL);
@@ -232,18 +216,15 @@ os_status os_probe_exclude(os_probe *probe, unsigned index, uint64_t deadline_ns
     for (;;) {
         os_status status = probe_lock(probe, index, OS_LOCK_EXCLUSIVE);
         uint64_t left_ns = ml_sub_sat(deadline_ns, os_now_ns());
-        if (status != OS_BUSY || left_ns == 0)
-            return status;
+        if (status != OS_BUSY || left_ns == 0) return status;
         os_sleep_ns(ml_min_u64(pause_ns, left_ns));
         pause_ns = ml_min_u64(2 * pause_ns, POLL_MAX_NS);
     }
 }
 
 void os_probe_release(os_probe *probe, unsigned index) {
-    if (probe->fd < 0)
-        return;
-    if (probe->kind == OS_LOCKS_OFD)
-        (void)os_sys_ofd_set((int)probe->fd, index, OS_LOCK_NOTHING);
+    if (probe->fd < 0) return;
+    if (probe->kind == OS_LOCKS_OFD) (void)os_sys_ofd_set((int)probe->fd, index, OS_LOCK_NOTHING);
     for (int i = 0; i < OS_PROBE_LOCKS_MAX; i++)
         if (probe->held[i][0] != 0 && probe->held[i][1] == index) {
             int fd = (int)(probe->held[i][0] - 1);
@@ -256,10 +237,8 @@ void os_probe_release(os_probe *probe, unsigned index) {
 
 void os_probe_close(os_probe *probe) {
     for (int i = 0; i < OS_PROBE_LOCKS_MAX; i++)
-        if (probe->held[i][0] != 0)
-            close((int)(probe->held[i][0] - 1));
-    if (probe->fd >= 0)
-        close((int)probe->fd);
+        if (probe->held[i][0] != 0) close((int)(probe->held[i][0] - 1));
+    if (probe->fd >= 0) close((int)probe->fd);
     memset(probe->held, 0, sizeof probe->held);
     probe->fd = -1;
 }

@@ -11,7 +11,7 @@
 static struct {
     const char *call;
     ml_u64 code, left;
-} faults[] = {{.call = "open"},  {.call = "tmpfile"},   {.call = "publish"}, {.call = "fallocate"},
+} faults[] = {{.call = "open"}, {.call = "tmpfile"},   {.call = "publish"}, {.call = "fallocate"},
               {.call = "mmap"}, {.call = "token_map"}, {.call = "lock"},    {.call = "ofd"}};
 
 #define FAULT_COUNT (sizeof faults / sizeof faults[0])
@@ -26,8 +26,7 @@ void os_test_inject(const char *call, int code, int count) {
 
 int os_test_fault(const char *call) {
     for (size_t i = 0; i < FAULT_COUNT; i++) {
-        if (strcmp(faults[i].call, call) != 0)
-            continue;
+        if (strcmp(faults[i].call, call) != 0) continue;
         uint64_t left = ml_load_relaxed(&faults[i].left);
         while (left != 0 && left != UINT64_MAX && !ml_cas_seq_cst(&faults[i].left, left, left - 1))
             left = ml_load_relaxed(&faults[i].left);

@@ -29,8 +29,7 @@ uint64_t os_boottime_ns(void) {
 
 uint64_t os_random_u64(void) {
     uint64_t value;
-    if (RtlGenRandom(&value, sizeof value))
-        return value;
+    if (RtlGenRandom(&value, sizeof value)) return value;
     uint64_t x = os_now_ns() ^ (uint64_t)GetCurrentProcessId() << 40 ^ (uint64_t)(uintptr_t)&value;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
     return x ^ (x >> 31);
@@ -49,11 +48,9 @@ static uint64_t parent_of(DWORD pid) {
     HANDLE list = CreateToolhelp32Snapshot(TH32CS_SNAPPROCESS, 0);
     PROCESSENTRY32 entry = {.dwSize = sizeof entry};
     uint64_t parent = 0;
-    if (list == INVALID_HANDLE_VALUE)
-        return 0;
+    if (list == INVALID_HANDLE_VALUE) return 0;
     for (BOOL more = Process32First(list, &entry); more; more = Process32Next(list, &entry))
-        if (entry.th32ProcessID == pid)
-            parent = entry.th32ParentProcessID;
+        if (entry.th32ProcessID == pid) parent = entry.th32ParentProcessID;
     CloseHandle(list);
     return parent;
 }
@@ -75,8 +72,7 @@ void os_identity_self(os_identity *out) {
 static DWORD lock_byte(HANDLE file, unsigned index, DWORD flags) {
     OVERLAPPED at = {.Offset = index, .OffsetHigh = LOCK_OFFSET_HIGH};
     DWORD fault = (DWORD)OS_FAULT("lock");
-    if (fault != 0)
-        return fault;
+    if (fault != 0) return fault;
     return LockFileEx(file, flags | LOCKFILE_FAIL_IMMEDIATELY, 0, 1, 0, &at) ? 0 : GetLastError();
 }
 
@@ -101,11 +97,9 @@ os_status os_token_take(const char *path, const os_segment *segment, os_lock_kin
                         os_error *error) {
     HANDLE file;
     *out = (os_token){0};
-    if (kind != OS_LOCKS_WINDOWS || index >= OS_LOCK_COUNT)
-        return os_fail(error, OS_UNSUPPORTED, "lock_kind", 0);
+    if (kind != OS_LOCKS_WINDOWS || index >= OS_LOCK_COUNT) return os_fail(error, OS_UNSUPPORTED, "lock_kind", 0);
     os_status status = os_win_open_same(path, segment, &file, error);
-    if (status != OS_OK)
-        return status;
+    if (status != OS_OK) return status;
     DWORD code = lock_byte(file, index, LOCKFILE_EXCLUSIVE_LOCK);
     for (int i = 1; i < TAKE_TRIES && code == ERROR_LOCK_VIOLATION; i++) {
         os_sleep_ns(TAKE_PAUSE_NS);
@@ -120,8 +114,7 @@ os_status os_token_take(const char *path, const os_segment *segment, os_lock_kin
 }
 
 void os_token_drop(os_token *token) {
-    if (token->page != NULL)
-        CloseHandle((HANDLE)(uintptr_t)token->extra);
+    if (token->page != NULL) CloseHandle((HANDLE)(uintptr_t)token->extra);
     *token = (os_token){0};
 }
 
@@ -130,13 +123,10 @@ os_status os_probe_open(const char *path, const os_segment *segment, os_lock_kin
     HANDLE file;
     memset(out, 0, sizeof *out);
     out->fd = -1;
-    if (kind != OS_LOCKS_WINDOWS)
-        return os_fail(error, OS_UNSUPPORTED, "lock_kind", 0);
-    if (strlen(path) >= sizeof out->path)
-        return os_fail(error, OS_FAILED, "path", ERROR_FILENAME_EXCED_RANGE);
+    if (kind != OS_LOCKS_WINDOWS) return os_fail(error, OS_UNSUPPORTED, "lock_kind", 0);
+    if (strlen(path) >= sizeof out->path) return os_fail(error, OS_FAILED, "path", ERROR_FILENAME_EXCED_RANGE);
     os_status status = os_win_open_same(path, segment, &file, error);
-    if (status != OS_OK)
-        return status;
+    if (status != OS_OK) return status;
     memcpy(out->path, path, strlen(path) + 1);
     out->kind = kind;
     out->fd = (intptr_t)file;
@@ -144,8 +134,7 @@ os_status os_probe_open(const char *path, const os_segment *segment, os_lock_kin
 }
 
 os_answer os_probe_held(os_probe *probe, unsigned index) {
-    if (probe->fd == -1 || index >= OS_LOCK_COUNT)
-        return OS_UNKNOWN;
+    if (probe->fd == -1 || index >= OS_LOCK_COUNT) return OS_UNKNOWN;
     DWORD code = lock_byte((HANDLE)probe->fd, index, 0);
     if (code == 0) {
         unlock_byte((HANDLE)probe->fd, index);
@@ -155,8 +144,7 @@ os_answer os_probe_held(os_probe *probe, unsigned index) {
 }
 
 static os_status probe_lock(os_probe *probe, unsigned index, DWORD flags) {
-    if (probe->fd == -1 || index >= OS_LOCK_COUNT)
-        return OS_UNSUPPORTED;
+    if (probe->fd == -1 || index >= OS_LOCK_COUNT) return OS_UNSUPPORTED;
     DWORD code = lock_byte((HANDLE)probe->fd, index, flags);
     return code == 0 ? OS_OK : lock_refused(code, NULL);
 }
@@ -169,20 +157,17 @@ os_status os_probe_exclude(os_probe *probe, unsigned index, uint64_t deadline_ns
     for (;;) {
         os_status status = probe_lock(probe, index, LOCKFILE_EXCLUSIVE_LOCK);
         uint64_t left_ns = ml_sub_sat(deadline_ns, os_now_ns());
-        if (status != OS_BUSY || left_ns == 0)
-            return status;
+        if (status != OS_BUSY || left_ns == 0) return status;
         os_sleep_ns(ml_min_u64(left_ns, POLL_NS));
     }
 }
 
 void os_probe_release(os_probe *probe, unsigned index) {
-    if (probe->fd != -1)
-        unlock_byte((HANDLE)probe->fd, index);
+    if (probe->fd != -1) unlock_byte((HANDLE)probe->fd, index);
 }
 
 void os_probe_close(os_probe *probe) {
-    if (probe->fd != -1)
-        CloseHandle((HANDLE)probe->fd);
+    if (probe->fd != -1) CloseHandle((HANDLE)probe->fd);
     probe->fd = -1;
 }
 
@@ -191,8 +176,7 @@ void os_probe_close(os_probe *probe) {
 /* Nothing ever copies the address space: a word of the process's own will do. */
 const volatile uint64_t *os_cookie_new(uint64_t value) {
     uint64_t *word = malloc(sizeof *word);
-    if (word != NULL)
-        *word = value;
+    if (word != NULL) *word = value;
     return word;
 }
 
@@ -203,8 +187,7 @@ void os_wait(uint32_t *word, uint32_t expected, uint64_t timeout_ns) {
     uint64_t end_ns = ml_add_sat(os_now_ns(), timeout_ns);
     while (*seen == expected) {
         uint64_t left_ns = ml_sub_sat(end_ns, os_now_ns());
-        if (left_ns == 0)
-            return;
+        if (left_ns == 0) return;
         Sleep(left_ns >= POLL_NS ? 1 : 0);
     }
 }

@@ -34,12 +34,10 @@ os_status os_segment_default_path(char path[OS_PATH_BYTES], unsigned layout_majo
 static PSID own_sid(TOKEN_INFORMATION_CLASS which, void *space, DWORD space_bytes) {
     HANDLE token;
     DWORD length;
-    if (!OpenProcessToken(GetCurrentProcess(), TOKEN_QUERY, &token))
-        return NULL;
+    if (!OpenProcessToken(GetCurrentProcess(), TOKEN_QUERY, &token)) return NULL;
     BOOL known = GetTokenInformation(token, which, space, space_bytes, &length);
     CloseHandle(token);
-    if (!known)
-        return NULL;
+    if (!known) return NULL;
     return which == TokenUser ? ((TOKEN_USER *)space)->User.Sid : ((TOKEN_OWNER *)space)->Owner;
 }
 
@@ -47,10 +45,8 @@ uint64_t os_win_user_id(void) {
     _Alignas(16) unsigned char space[SID_SPACE_BYTES];
     const unsigned char *sid = own_sid(TokenUser, space, sizeof space);
     uint64_t hash = 0xcbf29ce484222325ull;
-    if (sid == NULL)
-        return 0;
-    for (DWORD i = 0; i < GetLengthSid((PSID)sid); i++)
-        hash = (hash ^ sid[i]) * 0x100000001b3ull;
+    if (sid == NULL) return 0;
+    for (DWORD i = 0; i < GetLengthSid((PSID)sid); i++) hash = (hash ^ sid[i]) * 0x100000001b3ull;
     return hash;
 }
 
@@ -73,8 +69,7 @@ bool os_win_is_ours(HANDLE file) {
 HANDLE os_win_open(const char *path, DWORD access) {
     wchar_t wide[OS_PATH_BYTES];
     DWORD fault = (DWORD)OS_FAULT("open");
-    if (fault == 0 && !os_win_path(path, wide))
-        fault = ERROR_FILENAME_EXCED_RANGE;
+    if (fault == 0 && !os_win_path(path, wide)) fault = ERROR_FILENAME_EXCED_RANGE;
     if (fault != 0) {
         SetLastError(fault);
         return INVALID_HANDLE_VALUE;
@@ -95,8 +90,7 @@ typedef struct file_facts {
 
 static bool facts_of(HANDLE file, file_facts *out) {
     BY_HANDLE_FILE_INFORMATION info;
-    if (!GetFileInformationByHandle(file, &info))
-        return false;
+    if (!GetFileInformationByHandle(file, &info)) return false;
     *out = (file_facts){(uint64_t)info.nFileSizeHigh << 32 | info.nFileSizeLow, info.dwVolumeSerialNumber,
                         (uint64_t)info.nFileIndexHigh << 32 | info.nFileIndexLow, info.dwFileAttributes,
                         info.nNumberOfLinks};
@@ -107,8 +101,7 @@ static bool facts_of(HANDLE file, file_facts *out) {
 static os_status open_valid(const char *path, DWORD access, bool any_owner, HANDLE *out, file_facts *facts,
                             os_error *error) {
     HANDLE file = os_win_open(path, access);
-    if (file == INVALID_HANDLE_VALUE)
-        return open_refused(GetLastError(), error);
+    if (file == INVALID_HANDLE_VALUE) return open_refused(GetLastError(), error);
     os_status status = OS_OK;
     if (!facts_of(file, facts))
         status = os_fail(error, OS_FAILED, "GetFileInformationByHandle", GetLastError());
@@ -119,8 +112,7 @@ static os_status open_valid(const char *path, DWORD access, bool any_owner, HAND
         status = os_fail(error, OS_FOREIGN, "links", 0);
     else if (!any_owner && !os_win_is_ours(file))
         status = os_fail(error, OS_FOREIGN, "owner", 0);
-    if (status != OS_OK)
-        CloseHandle(file);
+    if (status != OS_OK) CloseHandle(file);
     *out = file;
     return status;
 }
@@ -132,10 +124,8 @@ static bool is_same(const file_facts *facts, const os_segment *segment) {
 os_status os_win_open_same(const char *path, const os_segment *segment, HANDLE *out, os_error *error) {
     file_facts facts;
     *out = os_win_open(path, GENERIC_READ | GENERIC_WRITE);
-    if (*out == INVALID_HANDLE_VALUE)
-        return open_refused(GetLastError(), error);
-    if (segment == NULL || (facts_of(*out, &facts) && is_same(&facts, segment)))
-        return OS_OK;
+    if (*out == INVALID_HANDLE_VALUE) return open_refused(GetLastError(), error);
+    if (segment == NULL || (facts_of(*out, &facts) && is_same(&facts, segment))) return OS_OK;
     CloseHandle(*out);
     return os_fail(error, OS_ABSENT, "replaced", 0);
 }
@@ -145,24 +135,20 @@ os_status os_segment_open(const char *path, uint64_t min_size_bytes, uint64_t ma
     HANDLE file, section = NULL;
     file_facts facts;
     os_status status = open_valid(path, GENERIC_READ | GENERIC_WRITE, false, &file, &facts, error);
-    if (status != OS_OK)
-        return status;
+    if (status != OS_OK) return status;
     if (facts.size_bytes == 0 || facts.size_bytes < min_size_bytes || facts.size_bytes > max_size_bytes) {
         CloseHandle(file);
         return os_fail(error, OS_FOREIGN, "size", 0);
     }
     DWORD fault = (DWORD)OS_FAULT("mmap");
     void *base = NULL;
-    if (fault == 0)
-        section = CreateFileMappingW(file, NULL, PAGE_READWRITE, 0, 0, NULL);
-    if (section != NULL)
-        base = MapViewOfFile(section, FILE_MAP_ALL_ACCESS, 0, 0, 0);
+    if (fault == 0) section = CreateFileMappingW(file, NULL, PAGE_READWRITE, 0, 0, NULL);
+    if (section != NULL) base = MapViewOfFile(section, FILE_MAP_ALL_ACCESS, 0, 0, 0);
     if (base != NULL)
         *out = (os_segment){base, facts.size_bytes, facts.device_id, facts.file_id};
     else
         status = os_fail(error, OS_FAILED, "MapViewOfFile", fault != 0 ? fault : GetLastError());
-    if (section != NULL)
-        CloseHandle(section); /* the view keeps what it needs */
+    if (section != NULL) CloseHandle(section); /* the view keeps what it needs */
     CloseHandle(file);
     return status;
 }
@@ -170,16 +156,12 @@ os_status os_segment_open(const char *path, uint64_t min_size_bytes, uint64_t ma
 os_status os_segment_verify(const char *path, const os_segment *segment, os_error *error) {
     file_facts facts;
     HANDLE file = os_win_open(path, FILE_READ_ATTRIBUTES);
-    if (file == INVALID_HANDLE_VALUE)
-        return open_refused(GetLastError(), error);
+    if (file == INVALID_HANDLE_VALUE) return open_refused(GetLastError(), error);
     bool known = facts_of(file, &facts);
     CloseHandle(file);
-    if (!known)
-        return os_fail(error, OS_FAILED, "GetFileInformationByHandle", GetLastError());
-    if (!is_same(&facts, segment))
-        return os_fail(error, OS_FOREIGN, "replaced", 0);
-    if (facts.size_bytes != segment->size_bytes)
-        return os_fail(error, OS_FOREIGN, "size", 0);
+    if (!known) return os_fail(error, OS_FAILED, "GetFileInformationByHandle", GetLastError());
+    if (!is_same(&facts, segment)) return os_fail(error, OS_FOREIGN, "replaced", 0);
+    if (facts.size_bytes != segment->size_bytes) return os_fail(error, OS_FOREIGN, "size", 0);
     return OS_OK;
 }
 
@@ -192,15 +174,13 @@ void os_segment_retire(os_segment *segment) {
 
 os_status os_private_map(uint64_t size_bytes, os_segment *out, os_error *error) {
     void *base = VirtualAlloc(NULL, (SIZE_T)size_bytes, MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE);
-    if (base == NULL)
-        return os_fail(error, OS_FAILED, "VirtualAlloc", GetLastError());
+    if (base == NULL) return os_fail(error, OS_FAILED, "VirtualAlloc", GetLastError());
     *out = (os_segment){.base = base, .size_bytes = size_bytes};
     return OS_OK;
 }
 
 void os_private_unmap(os_segment *segment) {
-    if (segment->base != NULL)
-        VirtualFree(segment->base, 0, MEM_RELEASE);
+    if (segment->base != NULL) VirtualFree(segment->base, 0, MEM_RELEASE);
     *segment = (os_segment){0};
 }
 
@@ -209,12 +189,10 @@ os_status os_image_read(const char *path, unsigned char *buffer, uint64_t capaci
     HANDLE file;
     file_facts facts;
     os_status status = open_valid(path, GENERIC_READ, any_owner, &file, &facts, error);
-    if (status != OS_OK)
-        return status;
+    if (status != OS_OK) return status;
     uint64_t done = 0;
     DWORD count = 1;
-    if (facts.size_bytes > capacity_bytes)
-        status = os_fail(error, OS_FOREIGN, "size", 0);
+    if (facts.size_bytes > capacity_bytes) status = os_fail(error, OS_FOREIGN, "size", 0);
     while (status == OS_OK && done < facts.size_bytes && count > 0) {
         if (!ReadFile(file, buffer + done, (DWORD)ml_min_u64(facts.size_bytes - done, WRITE_STEP_BYTES), &count, NULL))
             status = os_fail(error, OS_FAILED, "ReadFile", GetLastError());
@@ -231,8 +209,7 @@ os_status os_image_read(const char *path, unsigned char *buffer, uint64_t capaci
 /* Refused by the system while anybody has the segment mapped. */
 os_status os_segment_unlink(const char *path, os_error *error) {
     wchar_t wide[OS_PATH_BYTES];
-    if (os_win_path(path, wide) && DeleteFileW(wide))
-        return OS_OK;
+    if (os_win_path(path, wide) && DeleteFileW(wide)) return OS_OK;
     DWORD code = GetLastError();
     return os_fail(error, code == ERROR_FILE_NOT_FOUND ? OS_ABSENT : OS_FAILED, "DeleteFile", code);
 }
@@ -256,8 +233,7 @@ static DWORD write_all(HANDLE file, const unsigned char *bytes, uint64_t size_by
             fault = GetLastError();
         else if (count == 0)
             fault = ERROR_DISK_FULL;
-        if (fault != 0)
-            break;
+        if (fault != 0) break;
     }
     return fault;
 }
@@ -270,16 +246,15 @@ static void tidy(const wchar_t *path) {
     const wchar_t *slash = wcsrchr(path, L'\\');
     int folder_length = slash == NULL ? 0 : (int)(slash - path) + 1;
     HANDLE listing = FindFirstFileW(pattern, &found);
-    if (listing == INVALID_HANDLE_VALUE)
-        return;
+    if (listing == INVALID_HANDLE_VALUE) return;
     do {
         FILETIME now;
         GetSystemTimeAsFileTime(&now);
         uint64_t now_ticks = (uint64_t)now.dwHighDateTime << 32 | now.dwLowDateTime;
-        uint64_t then_ticks = (uint64_t)found.ftLastWriteTime.dwHighDateTime << 32 | found.ftLastWriteTime.dwLowDateTime;
+        uint64_t then_ticks =
+            (uint64_t)found.ftLastWriteTime.dwHighDateTime << 32 | found.ftLastWriteTime.dwLowDateTime;
         swprintf(name, 2 * OS_PATH_BYTES, L"%.*ls%ls", folder_length, path, found.cFileName);
-        if (ml_sub_sat(now_ticks, then_ticks) > TMP_AGE_TICKS)
-            DeleteFileW(name);
+        if (ml_sub_sat(now_ticks, then_ticks) > TMP_AGE_TICKS) DeleteFileW(name);
     } while (FindNextFileW(listing, &found));
     FindClose(listing);
 }
@@ -288,15 +263,13 @@ static void tidy(const wchar_t *path) {
  * OS_BUSY: somebody was first. */
 static os_status create_file(const char *path, const os_segment *image, os_error *error) {
     wchar_t final_name[OS_PATH_BYTES], temporary[OS_PATH_BYTES + 32];
-    if (!os_win_path(path, final_name))
-        return os_fail(error, OS_FAILED, "path", GetLastError());
+    if (!os_win_path(path, final_name)) return os_fail(error, OS_FAILED, "path", GetLastError());
     make_folder(final_name);
     tidy(final_name);
     swprintf(temporary, OS_PATH_BYTES + 32, L"%ls.tmp.%016I64x", final_name, os_random_u64());
     HANDLE file = CreateFileW(temporary, GENERIC_WRITE | DELETE, FILE_SHARE_DELETE, NULL, CREATE_NEW,
                               FILE_ATTRIBUTE_TEMPORARY | FILE_ATTRIBUTE_NOT_CONTENT_INDEXED, NULL);
-    if (file == INVALID_HANDLE_VALUE)
-        return os_fail(error, OS_FAILED, "CreateFile", GetLastError());
+    if (file == INVALID_HANDLE_VALUE) return os_fail(error, OS_FAILED, "CreateFile", GetLastError());
     DWORD code = write_all(file, image->base, image->size_bytes);
     CloseHandle(file);
     os_status status = OS_OK;
@@ -308,8 +281,7 @@ static os_status create_file(const char *path, const os_segment *image, os_error
         bool taken = code == ERROR_ALREADY_EXISTS || code == ERROR_FILE_EXISTS;
         status = taken ? OS_BUSY : os_fail(error, OS_FAILED, "MoveFileEx", code);
     }
-    if (status != OS_OK)
-        DeleteFileW(temporary);
+    if (status != OS_OK) DeleteFileW(temporary);
     return status;
 }
 
@@ -326,13 +298,11 @@ os_status os_segment_open_or_create(const char *path, uint64_t size_bytes, uint6
             return status;
         }
         status = os_private_map(size_bytes, &image, error);
-        if (status != OS_OK)
-            return status;
+        if (status != OS_OK) return status;
         init(image.base, size_bytes, context);
         status = create_file(path, &image, error);
         os_private_unmap(&image);
-        if (status != OS_OK && status != OS_BUSY)
-            return status;
+        if (status != OS_OK && status != OS_BUSY) return status;
         made = status == OS_OK;
     }
     return os_fail(error, OS_FAILED, "create", 0);

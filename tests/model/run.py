@@ -2,9 +2,11 @@
 
     python tests/model/run.py [--long] [--list] [--jobs N] [model ...]
 
-Exit status: 0 all as expected; 1 a correct model failed, a search was not finished, or a broken variant was not
+Exit status: 0 all as expected; 1 a correct model failed, a search was not finished, or a broken
+variant was not
 caught; 2 wrong usage; 77 spin or gcc is missing (skipped).
 """
+
 from __future__ import annotations
 
 import argparse
@@ -34,8 +36,11 @@ class Case:
     model: str
     variant: str
     defines: str = ""
-    caught_as: str = ""  # what the checker must say of a broken variant; empty: the model is correct
-    search: str = "safety"  # safety or progress: exhaustive; bitstate: a sample of the states, finished or not
+    caught_as: str = (
+        ""  # what the checker must say of a broken variant; empty: the model is correct
+    )
+    # safety or progress: exhaustive; bitstate: a sample of the states, finished or not
+    search: str = "safety"
     long: bool = False
 
     @property
@@ -43,7 +48,9 @@ class Case:
         return "caught" if self.caught_as else "ok"
 
 
-def broken(model: str, name: str, defines: str = "", caught_as: str = ASSERTION, search: str = "safety") -> Case:
+def broken(
+    model: str, name: str, defines: str = "", caught_as: str = ASSERTION, search: str = "safety"
+) -> Case:
     switch = "BROKEN_" + name.upper().replace(" ", "_")
     return Case(model, "broken: " + name, f"{defines} -D{switch}", caught_as, search)
 
@@ -65,8 +72,16 @@ CASES = [
     Case("claim", "2 members, crash, re-use", "-DN=2 -DCRASH -DCAP=1 -DBIG=1"),
     Case("claim", "alone among stopped ones", "-DMEMBERS=2 -DLONE -DCLAIMS=2 -DATTEMPTS=2"),
     Case("claim", "2 members, CAP 2, crash, re-use", "-DN=2 -DCRASH", long=True),
-    Case("claim", "3 members, CAP 3, 2 attempts", "-DCAP=3 -DATTEMPTS=2", search="bitstate", long=True),
-    Case("claim", "3 members, crash, re-use", "-DCRASH -DCAP=1 -DBIG=1", search="bitstate", long=True),
+    Case(
+        "claim",
+        "3 members, CAP 3, 2 attempts",
+        "-DCAP=3 -DATTEMPTS=2",
+        search="bitstate",
+        long=True,
+    ),
+    Case(
+        "claim", "3 members, crash, re-use", "-DCRASH -DCAP=1 -DBIG=1", search="bitstate", long=True
+    ),
     broken("claim", "no CAS"),
     broken("claim", "scan first"),
     broken("claim", "abort by store"),
@@ -98,7 +113,13 @@ CASES = [
     Case("ticket", "2 members, both may stop, crash, re-use", "-DN=2 -DROUNDS=1 -DSTOPS=2 -DCRASH"),
     Case("ticket", "2 members, 2 rounds, both may stop", "-DN=2 -DSTOPS=2", long=True),
     Case("ticket", "3 members, 2 may stop", "-DROUNDS=1 -DSTOPS=2", search="bitstate", long=True),
-    Case("ticket", "2 members, 2 rounds, crash, re-use", "-DN=2 -DCRASH", search="bitstate", long=True),
+    Case(
+        "ticket",
+        "2 members, 2 rounds, crash, re-use",
+        "-DN=2 -DCRASH",
+        search="bitstate",
+        long=True,
+    ),
     Case("ticket", "3 members, 2 rounds", search="bitstate", long=True),
     broken("ticket", "note later", "-DN=2"),
     broken("ticket", "note any", "-DN=2"),
@@ -176,11 +197,27 @@ def run_case(case: Case, time_limit: float) -> Result:
             shutil.copy(HERE / f"{case.model}.pml", folder)
             checked(["spin", *case.defines.split(), "-a", f"{case.model}.pml"], folder)
             # -w: the generated C is not ours to tidy.
-            checked(["gcc", "-w", "-O2", f"-DMEMLIM={MEMORY_LIMIT_MB}", *COMPILE_FLAGS[case.search],
-                     "-o", "pan", "pan.c"], folder)
+            checked(
+                [
+                    "gcc",
+                    "-w",
+                    "-O2",
+                    f"-DMEMLIM={MEMORY_LIMIT_MB}",
+                    *COMPILE_FLAGS[case.search],
+                    "-o",
+                    "pan",
+                    "pan.c",
+                ],
+                folder,
+            )
             began = time.monotonic()
-            done = subprocess.run(["./pan", f"-m{DEPTH_LIMIT}", *RUN_FLAGS[case.search]], cwd=folder,
-                                  capture_output=True, text=True, timeout=time_limit)
+            done = subprocess.run(
+                ["./pan", f"-m{DEPTH_LIMIT}", *RUN_FLAGS[case.search]],
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                timeout=time_limit,
+            )
             output = done.stdout + done.stderr
             as_expected, verdict = judge(case, output)
         except subprocess.TimeoutExpired:
@@ -189,8 +226,14 @@ def run_case(case: Case, time_limit: float) -> Result:
             as_expected, verdict = False, "TOOL FAILED: " + str(failure)
     states = re.search(r"^\s*([0-9.e+]+) states, stored", output, re.MULTILINE)
     depth = re.search(r"depth reached (\d+)", output)
-    return Result(case, as_expected, verdict, f"{float(states.group(1)):.0f}" if states else "-",
-                  depth.group(1) if depth else "-", time.monotonic() - began)
+    return Result(
+        case,
+        as_expected,
+        verdict,
+        f"{float(states.group(1)):.0f}" if states else "-",
+        depth.group(1) if depth else "-",
+        time.monotonic() - began,
+    )
 
 
 ROW = "{:8} {:40} {:7} {:>11} {:>6} {:10} {:>7}  {}"
@@ -198,46 +241,85 @@ ROW = "{:8} {:40} {:7} {:>11} {:>6} {:10} {:>7}  {}"
 
 def print_row(result: Result) -> None:
     case = result.case
-    kind = "bitstate" if case.search == "bitstate" else "until hit" if case.caught_as else "exhaustive"
-    print(ROW.format(case.model, case.variant, case.expectation, result.states, result.depth, kind,
-                     f"{result.seconds:.1f}", ("" if result.as_expected else "!! ") + result.verdict), flush=True)
+    kind = (
+        "bitstate" if case.search == "bitstate" else "until hit" if case.caught_as else "exhaustive"
+    )
+    print(
+        ROW.format(
+            case.model,
+            case.variant,
+            case.expectation,
+            result.states,
+            result.depth,
+            kind,
+            f"{result.seconds:.1f}",
+            ("" if result.as_expected else "!! ") + result.verdict,
+        ),
+        flush=True,
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Check the protocol models with Spin.")
     parser.add_argument("models", nargs="*", metavar="model", help="default: all of them")
-    parser.add_argument("--long", action="store_true", help="add the larger configurations (an hour or so)")
+    parser.add_argument(
+        "--long", action="store_true", help="add the larger configurations (an hour or so)"
+    )
     parser.add_argument("--list", action="store_true", help="show what would run, and stop")
-    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="at once (default %(default)s)")
-    parser.add_argument("--time-limit", type=float, default=None, metavar="SECONDS",
-                        help="for one search (default 300, with --long 3600)")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=min(2, os.cpu_count() or 1),
+        help="at once (default %(default)s)",
+    )
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        default=None,
+        metavar="SECONDS",
+        help="for one search (default 300, with --long 3600)",
+    )
     arguments = parser.parse_args()
 
     known = sorted({case.model for case in CASES})
     for name in arguments.models:
         if name not in known:
             parser.error(f"no model {name!r}; there are: {', '.join(known)}")
-    chosen = [case for case in CASES
-              if (arguments.long or not case.long) and (not arguments.models or case.model in arguments.models)]
+    chosen = [
+        case
+        for case in CASES
+        if (arguments.long or not case.long)
+        and (not arguments.models or case.model in arguments.models)
+    ]
     if arguments.list:
         for case in chosen:
-            print(f"{case.model:8} {case.variant:40} {case.expectation:7} {case.search:9} {case.defines.strip()}")
+            print(
+                f"{case.model:8} {case.variant:40} {case.expectation:7} "
+                f"{case.search:9} {case.defines.strip()}"
+            )
         return 0
     missing = [tool for tool in ("spin", "gcc") if shutil.which(tool) is None]
     if missing:
-        print(f"SKIPPED: the models were not checked, {' and '.join(missing)} not found", flush=True)
+        print(
+            f"SKIPPED: the models were not checked, {' and '.join(missing)} not found", flush=True
+        )
         return SKIPPED
 
     time_limit = arguments.time_limit or (3600 if arguments.long else 300)
-    print(ROW.format("model", "variant", "expect", "states", "depth", "search", "seconds", "result"), flush=True)
+    print(
+        ROW.format("model", "variant", "expect", "states", "depth", "search", "seconds", "result"),
+        flush=True,
+    )
     began = time.monotonic()
     wrong = 0
     with concurrent.futures.ThreadPoolExecutor(max(1, arguments.jobs)) as pool:
         for result in pool.map(lambda case: run_case(case, time_limit), chosen):
             print_row(result)
             wrong += not result.as_expected
-    print(f"{len(chosen)} searches in {time.monotonic() - began:.0f} s: "
-          + (f"{wrong} NOT as expected" if wrong else "all as expected"))
+    print(
+        f"{len(chosen)} searches in {time.monotonic() - began:.0f} s: "
+        + (f"{wrong} NOT as expected" if wrong else "all as expected")
+    )
     return 1 if wrong else 0
 
 

@@ -13,6 +13,7 @@ from memledger.demo import policy
 from memledger.demo.actor import Actor, LedgerMemory
 from memledger.demo.log import Request, request_event
 from memledger.demo.policy import Checkpoint
+from memledger.pins import PinClaim
 from memledger.sim import Allocator
 
 Result = dict[str, Any]
@@ -113,7 +114,7 @@ class _LedgerPins:
         self._ram = memory.ledger.device("ram")
         self._ram.pin_ceiling(budget_bytes)
         self._claims = claims
-        self._claim: Any = None
+        self._claim: PinClaim | None = None
 
     def try_pin(self, nbytes: int) -> bool:
         if not self._claims:
@@ -126,10 +127,11 @@ class _LedgerPins:
         return self._claim is not None
 
     def settle(self, pinned: int) -> None:
-        claim = self._claim if self._claim is not None else self._ram.try_pin(0)
-        self._claim = None
+        claim, self._claim = self._claim, None
         if claim is not None:
-            claim.settle(pinned=pinned)
+            claim.settle(pinned)
+        else:
+            self._ram.pinned(pinned)
 
 
 def pinner(actor: Actor, *, budget_bytes: int, block_bytes: int, blocks: int, races: int) -> Result:

@@ -201,7 +201,8 @@ static int memory_call(device *d, enum call call, uint64_t error) {
     int status = ready();
     if (status) return status;
     count(call);
-    if (d->latency_us && (!shared->slow_pid || shared->slow_pid == (uint64_t)getpid())) usleep((useconds_t)d->latency_us);
+    if (d->latency_us && (!shared->slow_pid || shared->slow_pid == (uint64_t)getpid()))
+        usleep((useconds_t)d->latency_us);
     return (int)error;
 }
 
