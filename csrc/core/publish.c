@@ -135,3 +135,92 @@ void ml_account_get(const ml_account *account, ml_amounts *out) {
     *out = account->amounts;
     ml_lock_release(&account->device->ledger->lock);
 }
+
+/* ---- a device that is found to draw from another chain ---- */
+
+static ml_account *account_named(ml_device *device, const char *name) {
+    ml_account *account = &device->account;
+    while (account && strcmp(account->name, name) != 0) account = account->next;
+    return account;
+}
+
+typedef struct share {
+    ml_amounts amounts;
+    uint64_t claims;
+} share;
+
+/* What the device's accounts and open claims amount to, moved over to the accounts of `to`. */
+static share take_over(ml_ledger *ledger, ml_device *from, ml_device *to) {
+    share sum = {{0, 0, 0}, 0};
+    for (ml_account *account = &from->account; account; account = account->next) {
+        account_named(to, account->name)->amounts = account->amounts;
+        sum.amounts.held += account->amounts.held;
+        sum.amounts.releasable += account->amounts.releasable;
+        sum.amounts.pinned += account->amounts.pinned;
+        account->amounts = (ml_amounts){0, 0, 0};
+    }
+    for (ml_claim *claim = ledger->claims; claim; claim = claim->next) {
+        if (claim->account->device != from) continue;
+        sum.claims += claim->open_bytes;
+        claim->account = account_named(to, claim->account->name);
+    }
+    return sum;
+}
+
+static bool has_level(const ml_device *device, const ml_local_pool *pool) {
+    for (unsigned l = 0; l < device->level_count; l++)
+        if (device->level[l] == pool) return true;
+    return false;
+}
+
+static void add_share(ml_local_pool *pool, const share *s) {
+    pool->held = ml_add_sat(pool->held, s->amounts.held);
+    pool->releasable = ml_add_sat(pool->releasable, s->amounts.releasable);
+    pool->pinned = ml_add_sat(pool->pinned, s->amounts.pinned);
+    pool->claims = ml_add_sat(pool->claims, s->claims);
+}
+
+static void remove_share(ml_local_pool *pool, const share *s) {
+    pool->held = ml_sub_sat(pool->held, s->amounts.held);
+    pool->releasable = ml_sub_sat(pool->releasable, s->amounts.releasable);
+    pool->pinned = ml_sub_sat(pool->pinned, s->amounts.pinned);
+    pool->claims = ml_sub_sat(pool->claims, s->claims);
+}
+
+/* Headroom and assumed total are the device's own level's. */
+static void move_params(ml_local_pool *from, ml_local_pool *to) {
+    if (from == to || (from->headroom == 0 && from->limit == UINT64_MAX)) return;
+    to->headroom = ml_max_u64(to->headroom, from->headroom);
+    to->limit = ml_min_u64(to->limit, from->limit);
+    from->headroom = 0;
+    from->limit = UINT64_MAX;
+    ml_pool_publish_params(to);
+    ml_pool_publish_params(from);
+}
+
+int ml_device_move(ml_device *from, ml_device *to) {
+    if (from == to) return ML_OK;
+    if (from->ledger != to->ledger) return ML_ERR_ARGUMENT;
+    for (const ml_account *account = from->account.next; account; account = account->next) {
+        ml_account *made;
+        int status = ml_account_open(to, account->name, &made);
+        if (status != ML_OK) return status;
+    }
+    int status = ml_enter_wait(from->ledger);
+    if (status != ML_OK) return status;
+    share s = take_over(from->ledger, from, to);
+    move_params(from->level[0], to->level[0]);
+    /* New levels first, so that the bytes are missing from no figure; levels of both chains keep what they have. */
+    for (unsigned l = to->level_count; l-- > 0;) {
+        if (has_level(from, to->level[l])) continue;
+        add_share(to->level[l], &s);
+        store_level(from->ledger, to->level[l], true);
+    }
+    for (unsigned l = 0; l < from->level_count; l++) {
+        if (has_level(to, from->level[l])) continue;
+        remove_share(from->level[l], &s);
+        store_level(from->ledger, from->level[l], false);
+    }
+    ml_lock_release(&from->ledger->lock);
+    return ML_OK;
+}

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #define SAMPLE_TRIES 4
+#define SHORTEST_TICK_NS UINT64_C(5000000)
 #define FROZEN_BYTES (UINT64_C(256) << 20)
 #define FROZEN_READINGS 2 /* identical to the one before, this many times: three in a row */
 
@@ -126,6 +127,9 @@ static uint64_t said_by(const ml_sample *from, unsigned j, uint64_t held) {
 /* U: what the newest reading shows as used and nobody holds, or the one before it where that says more: a member that
  * has freed bytes and not published it yet hides as many foreign ones. */
 static uint64_t unaccounted_of(const ml_sample *s) {
+    /* Growth since the reading before is taken off it only where the newest one is not itself masked by somebody's late
+     * shrink: else foreign bytes would vanish behind the growth of one member and the shrink of another. */
+    if (!(s->flags & ML_READING_SETTLED)) return ml_max_u64(s->excess[0], s->excess[1]);
     return ml_max_u64(s->excess[0], said_by(s, 1, s->held[0]));
 }
 
@@ -209,10 +213,10 @@ static bool plausible(const ml_reading *r) {
 
 /* Fill *s from what the source said. */
 static void measure(const ml_view *view, unsigned index, const ml_pool *entry, const ml_reading_op *op,
-                    const ml_reading *r, const ml_sample *previous, ml_sample *s) {
+                    const ml_reading *r, uint64_t took_ns, const ml_sample *previous, ml_sample *s) {
     memset(s, 0, sizeof *s);
     s->sequence = NEWEST_SEQUENCE(op->newest) + 1;
-    s->time_ns = os_boottime_ns();
+    s->time_ns = ml_sub_sat(os_boottime_ns(), took_ns); /* when the source was asked */
     s->source = r->source;
     s->immediate = r->immediate;
     s->soft_limit = r->soft_limit;
@@ -288,10 +292,10 @@ int ml_reading_end(ml_ledger *ledger, const ml_reading_op *op, const ml_reading 
     if (pool->view == op->view && pool->me != ML_NO_SLOT) {
         ml_sample previous, s;
         if (!ml_sample_newest(pool->view, pool->index, pool->entry, &previous)) memset(&previous, 0, sizeof previous);
-        measure(pool->view, pool->index, pool->entry, op, reading, &previous, &s);
+        measure(pool->view, pool->index, pool->entry, op, reading, took_ns, &previous, &s);
         if (publish_sample(pool->view, pool->index, pool->me, op->newest, &s)) {
             status = ML_OK;
-            ml_store_release(&pool->own_reading_ns, end_ns);
+            ml_store_release(&pool->own_reading_ns, op->begin_ns);
             pool->excluded_newest = NEWEST(s.sequence, pool->me);
             memcpy(pool->excluded_dead, op->dead, sizeof op->dead);
         }
@@ -328,9 +332,9 @@ void ml_reading_carry(ml_view *view, unsigned index, unsigned writer, const uint
         if (gone == 0 || s.reason != ML_REASON_NONE) return;
         uint64_t taken = ml_min_u64(gone, s.held[0]);
         s.held[0] -= taken;
-        s.excess[0] = ml_min_u64(ml_add_sat(s.excess[0], taken), s.total);
+        /* To U alone, not to the pairs: the next real reading tells at once whether the driver has given them back. */
         s.run_unaccounted = ml_min_u64(ml_add_sat(s.run_unaccounted, taken), s.total);
-        s.unaccounted = s.flags & ML_SAMPLE_FROZEN ? s.run_unaccounted : unaccounted_of(&s);
+        s.unaccounted = ml_min_u64(ml_add_sat(s.unaccounted, taken), s.total);
         if (publish_sample(view, index, writer, newest, &s)) return;
     }
 }
@@ -391,7 +395,8 @@ void ml_reading_due(ml_ledger *ledger, ml_local_pool *pool, unsigned number, uin
         return;
     }
     if (!pool->wanted_ns) pool->wanted_ns = now_ns;
-    tick->next_ns = ml_min_u64(tick->next_ns, period);
+    uint64_t left = age < period ? period - age : period;
+    tick->next_ns = ml_min_u64(tick->next_ns, ml_max_u64(left, SHORTEST_TICK_NS));
     ml_store_relaxed(&pool->due, pool->can_read && age > 2 * period);
     /* Its lock saves work; it is not the right to read: a refresher may be stopped, hung in a driver, or starved. */
     if (pool->can_read && age >= period - period / 8 && (age > 2 * period || is_refresher(pool)))

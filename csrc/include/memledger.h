@@ -91,6 +91,9 @@
 #define ML_READING_USED_INCLUDES_RESERVED 1
 #define ML_READING_UNIFIED 2
 #define ML_READING_SUSPECT 4
+/* The records were scanned some 40 ms after the source had answered, so that members which had freed bytes just before have
+ * published it. Without it the figure errs on the safe side. */
+#define ML_READING_SETTLED 8
 
 typedef struct ml_ledger ml_ledger;
 typedef struct ml_device ml_device;
@@ -150,6 +153,9 @@ typedef struct ml_pool_spec {
 /* Opens a chain of pools, the device's own first, outermost last; at most ML_LEVELS_MAX, none twice. Opening the
  * same chain again gives the same device. Pools that cannot be had in the shared table open privately. */
 int ml_device_open(ml_ledger *ledger, const ml_pool_spec *levels, unsigned level_count, ml_device **out);
+/* `from` turned out to draw from the chain of `to` (a process was moved to another control group): accounts, open
+ * claims, headroom and assumed total go over, as growth without a check. `from` holds nothing afterwards. */
+int ml_device_move(ml_device *from, ml_device *to);
 unsigned ml_device_level_count(const ml_device *device);
 /* Index of a level's pool in this handle, 0..; what readings and ml_tick speak of. */
 unsigned ml_device_pool(const ml_device *device, unsigned level);

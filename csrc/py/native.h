@@ -127,6 +127,8 @@ PyObject *native_ledger_ask_withdraw(PyObject *self, PyObject *ask);
 PyObject *native_ledger_request_next(PyObject *self, PyObject *unused);
 PyObject *native_ledger_request_answer(PyObject *self, PyObject *args);
 PyObject *native_ledger_victims(PyObject *self, PyObject *pool);
+PyObject *native_device_move(PyObject *self, PyObject *to);
+PyObject *native_account_rebind(PyObject *self, PyObject *device);
 PyObject *native_device_window_open(PyObject *self, PyObject *seconds);
 PyObject *native_device_window_close(PyObject *self, PyObject *unused);
 PyObject *native_device_wait_clear(PyObject *self, PyObject *seconds);

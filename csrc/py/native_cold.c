@@ -657,6 +657,40 @@ PyObject *native_device_pools(PyObject *self_object, PyObject *unused) {
     return tuple;
 }
 
+/* _move(device): from now on this object is that device, with all that was published and claimed through it. */
+PyObject *native_device_move(PyObject *self_object, PyObject *to_object) {
+    DeviceObject *self = (DeviceObject *)self_object;
+    if (!PyObject_TypeCheck(to_object, self->base.ledger->state->device_type)) {
+        PyErr_SetString(PyExc_TypeError, "expected a Device");
+        return NULL;
+    }
+    ml_device *from = self->device, *to = ((DeviceObject *)to_object)->device;
+    int status;
+    Py_BEGIN_ALLOW_THREADS;
+    status = ml_device_move(from, to);
+    Py_END_ALLOW_THREADS;
+    if (status != ML_OK) return native_raise(status, "move");
+    self->device = to;
+    self->base.account = ml_device_account(to);
+    memset(self->cache.tag, 0, sizeof self->cache.tag); /* computed on the old chain */
+    self->free_bytes = UINT64_MAX;
+    Py_RETURN_NONE;
+}
+
+/* _rebind(device): after its device has moved, an account object points to the account of the same name there. */
+PyObject *native_account_rebind(PyObject *self_object, PyObject *device_object) {
+    AccountObject *self = (AccountObject *)self_object;
+    if (!PyObject_TypeCheck(device_object, self->ledger->state->device_type)) {
+        PyErr_SetString(PyExc_TypeError, "expected a Device");
+        return NULL;
+    }
+    ml_account *account = NULL;
+    int status = ml_account_open(((DeviceObject *)device_object)->device, self->account->name, &account);
+    if (status != ML_OK) return native_raise(status, "account");
+    self->account = account;
+    Py_RETURN_NONE;
+}
+
 PyObject *native_account_amounts(PyObject *self_object, void *unused) {
     ml_amounts a;
     (void)unused;

@@ -271,6 +271,7 @@ static PyMethodDef account_methods[] = {
     {"try_claim", FAST(native_account_try_claim), KEYWORDS,
      "try_claim(nbytes, *, replacing=0, ttl=None) -> Claim | None\n\nClaims at once or not at all."},
     {"_claim_run", native_account_claim_run, METH_VARARGS, NULL},
+    {"_rebind", native_account_rebind, METH_O, NULL},
     {NULL, NULL, 0, NULL}};
 
 static PyMethodDef device_methods[] = {
@@ -287,6 +288,7 @@ static PyMethodDef device_methods[] = {
     {"_set_headroom", native_device_set_headroom, METH_O, NULL},
     {"_set_limit", native_device_set_limit, METH_O, NULL},
     {"_pools", native_device_pools, METH_NOARGS, NULL},
+    {"_move", native_device_move, METH_O, NULL},
     {"_window_open", native_device_window_open, METH_O, NULL},
     {"_window_close", native_device_window_close, METH_NOARGS, NULL},
     {"_wait_clear", native_device_wait_clear, METH_O, NULL},

@@ -190,6 +190,17 @@ class Device(_Claiming, _native.Device):
 
     _accounts: dict[str, Account]
 
+    def _follow_chain(self, spec: DeviceSpec) -> None:
+        """This process draws from another chain now (it was moved to another control group): take
+        everything that was published and claimed along. The object stays the same."""
+        self._move(Device(self._ledger, spec))
+        for account in self._accounts.values():
+            account._rebind(self)
+        self._spec = spec
+        self.key = spec.key
+        if self._pin_pools is not None:
+            self._pin_pools.follow_chain()
+
     def __repr__(self) -> str:
         return f"<memledger.Device {self.name!r} key={self.key!r}>"
 

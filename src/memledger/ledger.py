@@ -15,8 +15,8 @@ from memledger.asks import AllSiblings, Asks, Holders
 from memledger.device import Device
 from memledger.groups import Job, find_leader, short_id
 from memledger.housekeeping import Housekeeping
-from memledger.model import Reading, absent, plausible
-from memledger.readings import Source, resolve
+from memledger.model import SETTLED, Reading, absent, plausible
+from memledger.readings import RamWatch, Source, resolve
 from memledger.views import Member, member_from
 
 _ROLES = {"other": 0, "host": 1, "worker": 2}
@@ -31,6 +31,7 @@ _STATUS_TEXT = {
 }
 _LAYOUTS_EVERY_S = 10.0
 _FULL_SWEEP_EVERY_S = 1.0
+_SETTLE_S = 0.04
 _FIND_LEADER_EVERY_S = 1.0
 _SOURCE_IDLE_S = 5.0
 
@@ -83,6 +84,9 @@ class Ledger(_native.Ledger):
         self._read_at = {}
         self._pool_locks = {}
         self._layouts_at = 0.0
+        self._settling = []
+        self._ram_device = None
+        self._ram_watch = None
         self._full_sweep_at = 0.0
         self._closed = False
         self.group = name
@@ -110,6 +114,9 @@ class Ledger(_native.Ledger):
     _explicit_path: bool
     _closed: bool
     _layouts_at: float
+    _settling: list[tuple[float, int, bytes, Reading]]
+    _ram_device: Device | None
+    _ram_watch: RamWatch | None
     _full_sweep_at: float
     _housekeeping: Housekeeping
 
@@ -165,6 +172,8 @@ class Ledger(_native.Ledger):
                 device = Device(self, spec)
                 self._devices[spec.key] = device
                 self._adopt_sources(device)
+                if spec.name in ("ram", "cpu") and self._ram_device is None:
+                    self._ram_device, self._ram_watch = device, RamWatch()
             if spec.total is not None:
                 device._set_limit(spec.total)
             if isinstance(name, str) and "?" not in name:
@@ -292,6 +301,19 @@ class Ledger(_native.Ledger):
 
     # ---- readings
 
+    def _follow_ram(self) -> None:
+        """A process that was moved to another control group draws from another chain: once a round,
+        0.2 ms, where a RAM device is open."""
+        device = self._ram_device
+        if device is None or self._ram_watch is None or not self._ram_watch.changed():
+            return
+        spec = resolve(device.name)
+        with self._lock:
+            device._follow_chain(spec)
+            self._adopt_sources(device)
+            self._devices = {k: d for k, d in self._devices.items() if d is not device}
+            self._devices[spec.key] = self._devices[device.name] = device
+
     def _adopt_sources(self, device: Device) -> None:
         for pool, source in zip(device._pools(), device._spec.sources, strict=True):
             if source is not None and pool not in self._pool_sources:
@@ -318,10 +340,16 @@ class Ledger(_native.Ledger):
     def _take_reading(self, pool: int, dead: bytes | None = None) -> bool:
         """Ask the pool's source and publish what it says. True when it became the newest reading.
         An absent answer is published only where there is nothing better."""
+        asked = self._ask_source(pool, dead)
+        return asked is not None and self._publish_reading(pool, *asked)
+
+    def _ask_source(self, pool: int, dead: bytes | None) -> tuple[bytes, Reading] | None:
+        """The begun reading and the source's answer; None where there is no source, or another
+        thread has it for longer than it may take."""
         source = self._pool_sources.get(pool)
         lock = self._pool_locks.get(pool)
         if source is None or lock is None or not lock.acquire(timeout=source.timeout_s):
-            return False
+            return None
         try:
             self._read_at[pool] = time.monotonic()
             begun = self._reading_begin(pool, dead)
@@ -331,7 +359,32 @@ class Ledger(_native.Ledger):
                 reading = absent(source.name, "probe_failed", repr(error))
         finally:
             lock.release()
-        return self._publish_reading(pool, begun, reading)
+        return begun, reading
+
+    def _begin_settled_reading(self, pool: int) -> None:
+        """Ask the source now, and publish what it says some 40 ms later: by then members that had
+        freed bytes just before have published it, and their smaller held belongs to this answer."""
+        if any(known == pool for _, known, _, _ in self._settling):
+            return
+        asked = self._ask_source(pool, None)
+        if asked is not None:
+            begun, reading = asked
+            flags = reading.flags | SETTLED
+            ready_at = time.monotonic() + _SETTLE_S
+            self._settling.append((ready_at, pool, begun, reading._replace(flags=flags)))
+
+    def _end_settled_readings(self) -> float:
+        """Publish those whose time has come; seconds until the next."""
+        now = time.monotonic()
+        waiting = []
+        for entry in self._settling:
+            ready_at, pool, begun, reading = entry
+            if ready_at > now:
+                waiting.append(entry)
+            else:
+                self._publish_reading(pool, begun, reading)
+        self._settling = waiting
+        return min((entry[0] - now for entry in waiting), default=float("inf"))
 
     def _publish_reading(self, pool: int, begun: bytes, reading: Reading) -> bool:
         if not reading.known:
@@ -406,6 +459,7 @@ class Ledger(_native.Ledger):
 
     def _housekeep(self) -> float:
         """One round; returns seconds until the next. Raises LedgerClosed after leave()."""
+        settles_s = self._end_settled_readings()
         due, next_s, _ = self._tick()
         now = time.monotonic()
         full = now >= self._full_sweep_at
@@ -416,8 +470,11 @@ class Ledger(_native.Ledger):
         next_take_back = self._asks.take_back()
         if self.pending() & 1:
             self._asks.serve_on_housekeeping()
+        self._follow_ram()
         for pool in _bits(due):
-            self._take_reading(pool)
+            self._begin_settled_reading(pool)
+        if self._settling:
+            next_s = min(next_s, settles_s, _SETTLE_S)
         if self._source_retry:
             self._retry_sources()
         self._close_idle_sources(_SOURCE_IDLE_S)

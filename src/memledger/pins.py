@@ -60,16 +60,11 @@ class Pins:
         from memledger.device import Device
 
         self._ram = ram
-        levels = tuple(
-            PoolSpec("pin:" + level.key, kind=KIND_PIN, largest_bytes=level.largest_bytes)
-            for level in ram._spec.levels
-        )
-        spec = DeviceSpec(f"pin:{ram.name}", levels, (None,) * len(levels))
-        self.device = Device(ram._ledger, spec)
+        self.device = Device(ram._ledger, self._spec())
         self._lock = threading.Lock()
         self._learned: int | None = None
         self._ceiling: int | None = None
-        self._applied: list[int | None] = [None] * len(levels)
+        self._applied: list[int | None] = [None] * len(ram._spec.levels)
         self._pinned = 0
         self.apply()
 
@@ -86,6 +81,19 @@ class Pins:
             if limit != self._applied[level]:
                 self.device._set_level_limit(level, limit)
                 self._applied[level] = limit
+
+    def follow_chain(self) -> None:
+        """The RAM device draws from another chain: so do its pins."""
+        self.device._follow_chain(self._spec())
+        self._applied = [None] * len(self._ram._spec.levels)
+        self.apply()
+
+    def _spec(self) -> DeviceSpec:
+        levels = tuple(
+            PoolSpec("pin:" + level.key, kind=KIND_PIN, largest_bytes=level.largest_bytes)
+            for level in self._ram._spec.levels
+        )
+        return DeviceSpec(f"pin:{self._ram.name}", levels, (None,) * len(levels))
 
     def ceiling(self, nbytes: int) -> None:
         self._ceiling = nbytes

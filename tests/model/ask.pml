@@ -67,10 +67,11 @@ inline swap(slot, from, to, done)
 /* The victim: take what is asked of it, free `most` bytes or none, and answer. */
 inline serve(me, own, w, n, done, most)
 {
-    atomic {
-        FOR_ME(word[me], own) -> w = word[me]
-    };
-    swap(me, w, SAME_BUT(ACCEPTED, w), done);
+    w = word[me];
+    if
+    :: FOR_ME(w, own) -> swap(me, w, SAME_BUT(ACCEPTED, w), done)
+    :: else -> done = false     /* taken back meanwhile */
+    fi;
     if
     :: done ->
         assert(meant_for[NAME(w)] == own);

@@ -1,0 +1,90 @@
+"""A process that turns out to draw from another chain takes everything along."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memledger
+from memledger import _native
+from memledger.model import KIND_CGROUP, KIND_RAM, DeviceSpec, PoolSpec
+
+GIB = 1 << 30
+
+
+def spec(*groups: str) -> DeviceSpec:
+    levels = (*(PoolSpec(f"cgroup:{g}", kind=KIND_CGROUP) for g in groups),)
+    levels = (*levels, PoolSpec("ram:test", kind=KIND_RAM))
+    return DeviceSpec("ram", levels, (None,) * len(levels))
+
+
+def held(ledger: memledger.Ledger, key: str) -> tuple[int, int, int]:
+    """(held, pinned, claimed) of a pool, by its key."""
+    parts = _native.read_image(ledger.path)[1]
+    assert parts is not None
+    figures = next(pool["figures"] for pool in parts["pools"] if pool["key"] == key)
+    return figures.held, figures.pinned, figures.claimed
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Any:
+    with memledger.join(label="mover", path=tmp_path / "segment") as joined:
+        yield joined
+
+
+def test_chain_moves_with_accounts_claims_and_headroom(ledger: memledger.Ledger) -> None:
+    """Failure: the old control group keeps bytes of a process that has left it, and the new one
+    does not know of them."""
+    from memledger.device import Device
+
+    ram = Device(ledger, spec("a"))
+    for level in range(2):
+        ram._set_level_limit(level, (8 if level == 0 else 64) * GIB)
+    cache = ram.account("cache")
+    ram.publish(2 * GIB, pinned=GIB)
+    cache.publish(GIB, releasable=GIB)
+    ram.headroom(GIB)
+    claim = ram.claim(3 * GIB)
+    assert (ram.free(), held(ledger, "cgroup:a")) == (4 * GIB, (3 * GIB, GIB, 3 * GIB))
+
+    ram._follow_chain(spec("b", "c"))
+
+    assert ram.key == "cgroup:b"
+    assert held(ledger, "cgroup:a") == (0, 0, 0)
+    for key in ("cgroup:b", "cgroup:c", "ram:test"):
+        assert held(ledger, key) == (3 * GIB, GIB, 3 * GIB), key
+    assert ram.figures().headroom == GIB
+    claim.settle(held=5 * GIB, pinned=GIB)
+    cache.publish(0)
+    assert held(ledger, "cgroup:c") == (5 * GIB, GIB, 0)
+    assert held(ledger, "ram:test") == (5 * GIB, GIB, 0)
+    ram._follow_chain(spec("a"))
+    assert held(ledger, "cgroup:a") == (5 * GIB, GIB, 0)
+    assert held(ledger, "cgroup:b") == (0, 0, 0)
+    assert ledger._check() == []
+
+
+def test_chain_moves_when_the_watch_says_so(
+    ledger: memledger.Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Housekeeping asks once a round, and resolves "ram" again."""
+    from memledger import ledger as module
+
+    class Watch:
+        def __init__(self) -> None:
+            self.answers = [True]
+
+        def changed(self) -> bool:
+            return bool(self.answers and self.answers.pop())
+
+    ram = ledger.device("ram")
+    ram.publish(GIB)
+    before = ram.key
+    monkeypatch.setattr(ledger, "_ram_watch", Watch())
+    monkeypatch.setattr(module, "resolve", lambda name: spec("moved"))
+    ledger._follow_ram()
+    assert (ram.key, ledger.device("ram") is ram) == ("cgroup:moved", True)
+    assert held(ledger, "cgroup:moved")[0] == GIB
+    assert before not in ledger._devices
