@@ -4,6 +4,7 @@
 
 #include "core/core.h"
 
+#define ML_SAMPLE_SETTLED 0x40u                   /* likewise: by ml_reading_settle */
 #define ML_SAMPLE_FROZEN 0x80u                    /* in ml_sample.flags, beside ML_READING_* */
 #define ML_SOURCE_LEDGER UINT64_C(0x72656764656c) /* "ledger" */
 

@@ -138,7 +138,7 @@ typedef struct ml_record {
     ml_u64 ask;            /* any, by CAS: see ask.c */
     ml_u64 answer;         /* owner: sequence, asker and outcome of the last answer */
     ml_u64 answer_bytes;   /* owner, before `answer` */
-    ml_u64 window;         /* owner; sweepers: ticket << 30 | milliseconds; 0: none is open */
+    ml_u64 window;         /* owner; sweepers: ticket << 30 | inside << 29 | milliseconds; 0: none is open */
     ml_u64 spare1[2];
     ml_u64 account_held[ML_ACCOUNTS_MAX]; /* owner's housekeeping: held of its accounts, for people */
     ml_copy copy[ML_RING_COPIES];

@@ -129,7 +129,7 @@ static uint64_t said_by(const ml_sample *from, unsigned j, uint64_t held) {
 static uint64_t unaccounted_of(const ml_sample *s) {
     /* Growth since the reading before is taken off it only where the newest one is not itself masked by somebody's late
      * shrink: else foreign bytes would vanish behind the growth of one member and the shrink of another. */
-    if (!(s->flags & ML_READING_SETTLED)) return ml_max_u64(s->excess[0], s->excess[1]);
+    if (!(s->flags & ML_SAMPLE_SETTLED)) return ml_max_u64(s->excess[0], s->excess[1]);
     return ml_max_u64(s->excess[0], said_by(s, 1, s->held[0]));
 }
 
@@ -220,7 +220,7 @@ static void measure(const ml_view *view, unsigned index, const ml_pool *entry, c
     s->source = r->source;
     s->immediate = r->immediate;
     s->soft_limit = r->soft_limit;
-    s->flags = r->flags & (ML_SAMPLE_FROZEN - 1);
+    s->flags = r->flags & (ML_SAMPLE_SETTLED - 1);
     s->reason = r->reason;
     if (s->reason == ML_REASON_NONE && !plausible(r)) s->reason = ML_REASON_IMPLAUSIBLE;
     if (s->reason != ML_REASON_NONE) {
@@ -300,6 +300,41 @@ int ml_reading_end(ml_ledger *ledger, const ml_reading_op *op, const ml_reading 
             memcpy(pool->excluded_dead, op->dead, sizeof op->dead);
         }
     }
+    ml_lock_release(&ledger->lock);
+    return status;
+}
+
+/* Has any member that belongs to this reading come to hold less since it was begun? */
+static bool somebody_shrank(const ml_local_pool *pool, const ml_reading_op *op) {
+    ML_FOR_EACH_SLOT(i, ML_SLOT_BITS(pool->entry->publishers), pool->view->slot_count) {
+        if (!ml_bit_in(op->dead, i) && held_of(pool->view, pool->index, i) < op->held_before[i]) return true;
+    }
+    return false;
+}
+
+/* Under M: the newest reading, if it is the one of `op`. */
+static int settle(ml_local_pool *pool, const ml_reading_op *op) {
+    uint64_t newest = ml_load_acquire(&pool->entry->newest);
+    ml_sample s;
+    bool ours = pool->view == op->view && newest == pool->excluded_newest &&
+                NEWEST_SEQUENCE(newest) == NEWEST_SEQUENCE(op->newest) + 1;
+    if (!ours || !ml_sample_newest(pool->view, pool->index, pool->entry, &s) || s.reason != ML_REASON_NONE)
+        return ML_BUSY;
+    if (somebody_shrank(pool, op)) return ML_NOT_READY;
+    s.flags |= ML_SAMPLE_SETTLED;
+    uint64_t unaccounted = s.flags & ML_SAMPLE_FROZEN ? s.unaccounted : unaccounted_of(&s);
+    if (unaccounted == s.unaccounted) return ML_OK; /* the caution cost nothing: no need to publish it again */
+    s.unaccounted = unaccounted;
+    if (!publish_sample(pool->view, pool->index, pool->me, newest, &s)) return ML_BUSY;
+    pool->excluded_newest = NEWEST(s.sequence, pool->me);
+    return ML_OK;
+}
+
+int ml_reading_settle(ml_ledger *ledger, const ml_reading_op *op) {
+    int status = ml_enter_wait(ledger);
+    if (status != ML_OK) return status;
+    status = op->pool < ledger->pool_count && ledger->pool[op->pool].me != ML_NO_SLOT ? ML_OK : ML_BUSY;
+    if (status == ML_OK) status = settle(&ledger->pool[op->pool], op);
     ml_lock_release(&ledger->lock);
     return status;
 }

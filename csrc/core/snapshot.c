@@ -59,7 +59,7 @@ void ml_sample_to_reading(const ml_sample *s, ml_reading *out) {
     out->reason = s->sequence ? s->reason : ML_REASON_NO_PROBE;
     out->source = s->source;
     out->scope = s->scope;
-    out->flags = s->flags & (ML_READING_SETTLED - 1);
+    out->flags = s->flags & (ML_SAMPLE_SETTLED - 1);
     out->reader = s->slot;
     out->sequence = s->sequence;
     if (!s->sequence) return;

@@ -91,9 +91,6 @@
 #define ML_READING_USED_INCLUDES_RESERVED 1
 #define ML_READING_UNIFIED 2
 #define ML_READING_SUSPECT 4
-/* The records were scanned some 40 ms after the source had answered, so that members which had freed bytes just before have
- * published it. Without it the figure errs on the safe side. */
-#define ML_READING_SETTLED 8
 
 typedef struct ml_ledger ml_ledger;
 typedef struct ml_device ml_device;
@@ -263,6 +260,10 @@ typedef struct ml_reading_op {
  * ML_NOT_READY when the source took longer than one period. */
 int ml_reading_begin(ml_ledger *ledger, unsigned pool, const uint64_t *dead, ml_reading_op *op);
 int ml_reading_end(ml_ledger *ledger, const ml_reading_op *op, const ml_reading *reading);
+/* Some 40 ms later: had a member freed bytes just before the source was asked, it has published that by now. ML_OK:
+ * nobody had, so the figure no longer has to err on the safe side. ML_NOT_READY: somebody's held has fallen; ask the
+ * source again. ML_BUSY: there is a later reading. */
+int ml_reading_settle(ml_ledger *ledger, const ml_reading_op *op);
 /* A reading of ML_SCOPE_PROCESS: it stays in this handle, and is used where there is no device-wide one. free is then
  * at most what it says. A reading with a reason takes it back. */
 int ml_reading_local(ml_ledger *ledger, unsigned pool, const ml_reading *reading);

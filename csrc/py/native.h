@@ -85,6 +85,7 @@ PyObject *native_ledger_set_foreign_layout(PyObject *self, PyObject *argument);
 PyObject *native_ledger_reading(PyObject *self, PyObject *argument);
 PyObject *native_ledger_reading_begin(PyObject *self, PyObject *argument);
 PyObject *native_ledger_reading_end(PyObject *self, PyObject *argument);
+PyObject *native_ledger_reading_settle(PyObject *self, PyObject *begun);
 PyObject *native_ledger_reading_local(PyObject *self, PyObject *argument);
 PyObject *native_ledger_sweep_begin(PyObject *self, PyObject *argument);
 PyObject *native_ledger_sweep_commit(PyObject *self, PyObject *argument);

@@ -465,6 +465,25 @@ PyObject *native_ledger_reading_end(PyObject *self, PyObject *args) {
     return PyLong_FromLong(status);
 }
 
+/* _reading_settle(op) -> status */
+PyObject *native_ledger_reading_settle(PyObject *self, PyObject *begun) {
+    char *bytes;
+    Py_ssize_t length;
+    ml_reading_op op;
+    int status;
+    if (PyBytes_AsStringAndSize(begun, &bytes, &length) != 0) return NULL;
+    if (length != (Py_ssize_t)sizeof op) {
+        PyErr_SetString(PyExc_ValueError, "_reading_settle() needs what _reading_begin() returned");
+        return NULL;
+    }
+    memcpy(&op, bytes, sizeof op);
+    Py_BEGIN_ALLOW_THREADS;
+    status = ml_reading_settle(((LedgerObject *)self)->core, &op);
+    Py_END_ALLOW_THREADS;
+    if (status < 0) return native_raise(status, "reading_settle");
+    return PyLong_FromLong(status);
+}
+
 /* (pool, source, total, free, reserved, immediate, soft_limit, scope, reason, flags) */
 PyObject *native_ledger_reading_local(PyObject *self, PyObject *args) {
     unsigned pool;

@@ -235,6 +235,7 @@ static PyMethodDef ledger_methods[] = {
     {"_reading", native_ledger_reading, METH_O, NULL},
     {"_reading_begin", native_ledger_reading_begin, METH_VARARGS, NULL},
     {"_reading_end", native_ledger_reading_end, METH_VARARGS, NULL},
+    {"_reading_settle", native_ledger_reading_settle, METH_O, NULL},
     {"_reading_local", native_ledger_reading_local, METH_VARARGS, NULL},
     {"_sweep_begin", native_ledger_sweep_begin, METH_O, NULL},
     {"_sweep_commit", native_ledger_sweep_commit, METH_O, NULL},

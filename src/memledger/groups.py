@@ -91,6 +91,29 @@ def _nearest_ancestor(hosts: tuple[Member, ...]) -> Member | None:
     return None
 
 
+def why_followed(member: Member, leader: Member) -> str:
+    """Why `member` follows `leader`, as it looks from outside."""
+    if member.slot == leader.slot:
+        return "a host itself"
+    if member.role == "host":
+        return "forked from it"
+    if member.group:
+        return "named by the group"
+    same = member.pid_namespace == leader.pid_namespace
+    if same and leader.pid in ancestors(member.parent_pid):
+        return "an ancestor"
+    return ONLY_HOST
+
+
+def why_alone(member: Member, hosts: int) -> str:
+    """Why `member` follows nobody, with so many live hosts."""
+    if not hosts:
+        return "no host has joined"
+    if member.group:
+        return "no live host has joined with its group's name"
+    return f"{hosts} hosts, none of them an ancestor"
+
+
 def own_pid_namespace() -> int:
     """As members publish it: the namespace's inode, 0 where there is no such thing."""
     try:
@@ -99,10 +122,11 @@ def own_pid_namespace() -> int:
         return 0
 
 
-def ancestors() -> list[int]:
-    """Pids from the parent up, as far as can be seen. Linux; elsewhere the parent alone."""
+def ancestors(parent_pid: int | None = None) -> list[int]:
+    """Pids from that parent (by default this process's) up, as far as can be seen. Linux; elsewhere
+    the parent alone."""
     pids: list[int] = []
-    pid = os.getppid()
+    pid = os.getppid() if parent_pid is None else parent_pid
     while pid > 0 and len(pids) < _ANCESTORS_MAX:
         pids.append(pid)
         try:

@@ -15,7 +15,7 @@ from memledger.asks import AllSiblings, Asks, Holders
 from memledger.device import Device
 from memledger.groups import Job, find_leader, short_id
 from memledger.housekeeping import Housekeeping
-from memledger.model import SETTLED, Reading, absent, plausible
+from memledger.model import Reading, absent, plausible
 from memledger.readings import RamWatch, Source, resolve
 from memledger.views import Member, member_from
 
@@ -32,6 +32,7 @@ _STATUS_TEXT = {
 _LAYOUTS_EVERY_S = 10.0
 _FULL_SWEEP_EVERY_S = 1.0
 _SETTLE_S = 0.04
+_NOT_READY = 4
 _FIND_LEADER_EVERY_S = 1.0
 _SOURCE_IDLE_S = 5.0
 
@@ -114,7 +115,7 @@ class Ledger(_native.Ledger):
     _explicit_path: bool
     _closed: bool
     _layouts_at: float
-    _settling: list[tuple[float, int, bytes, Reading]]
+    _settling: list[tuple[float, int, bytes, bool]]
     _ram_device: Device | None
     _ram_watch: RamWatch | None
     _full_sweep_at: float
@@ -361,30 +362,21 @@ class Ledger(_native.Ledger):
             lock.release()
         return begun, reading
 
-    def _begin_settled_reading(self, pool: int) -> None:
-        """Ask the source now, and publish what it says some 40 ms later: by then members that had
-        freed bytes just before have published it, and their smaller held belongs to this answer."""
-        if any(known == pool for _, known, _, _ in self._settling):
-            return
+    def _take_settling_reading(self, pool: int, *, again: bool = True) -> None:
+        """A reading that is looked at again some 40 ms later: a member that had freed bytes just
+        before the source was asked has published that by then. Until it has been looked at, the
+        figure errs on the safe side. again: ask once more when somebody's held has fallen."""
         asked = self._ask_source(pool, None)
-        if asked is not None:
-            begun, reading = asked
-            flags = reading.flags | SETTLED
-            ready_at = time.monotonic() + _SETTLE_S
-            self._settling.append((ready_at, pool, begun, reading._replace(flags=flags)))
+        if asked is not None and self._publish_reading(pool, *asked):
+            self._settling.append((time.monotonic() + _SETTLE_S, pool, asked[0], again))
 
-    def _end_settled_readings(self) -> float:
-        """Publish those whose time has come; seconds until the next."""
+    def _settle_readings(self) -> None:
         now = time.monotonic()
-        waiting = []
-        for entry in self._settling:
-            ready_at, pool, begun, reading = entry
-            if ready_at > now:
-                waiting.append(entry)
-            else:
-                self._publish_reading(pool, begun, reading)
-        self._settling = waiting
-        return min((entry[0] - now for entry in waiting), default=float("inf"))
+        ripe = [entry for entry in self._settling if entry[0] <= now]
+        self._settling = [entry for entry in self._settling if entry[0] > now]
+        for _, pool, begun, again in ripe:
+            if self._reading_settle(begun) == _NOT_READY and again:
+                self._take_settling_reading(pool, again=False)
 
     def _publish_reading(self, pool: int, begun: bytes, reading: Reading) -> bool:
         if not reading.known:
@@ -459,7 +451,7 @@ class Ledger(_native.Ledger):
 
     def _housekeep(self) -> float:
         """One round; returns seconds until the next. Raises LedgerClosed after leave()."""
-        settles_s = self._end_settled_readings()
+        self._settle_readings()
         due, next_s, _ = self._tick()
         now = time.monotonic()
         full = now >= self._full_sweep_at
@@ -472,9 +464,9 @@ class Ledger(_native.Ledger):
             self._asks.serve_on_housekeeping()
         self._follow_ram()
         for pool in _bits(due):
-            self._begin_settled_reading(pool)
+            self._take_settling_reading(pool)
         if self._settling:
-            next_s = min(next_s, settles_s, _SETTLE_S)
+            next_s = min(next_s, _SETTLE_S)
         if self._source_retry:
             self._retry_sources()
         self._close_idle_sources(_SOURCE_IDLE_S)

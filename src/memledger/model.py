@@ -42,8 +42,6 @@ REASONS = (
 USED_INCLUDES_RESERVED = 1
 UNIFIED = 2
 SUSPECT = 4
-SETTLED = 8
-"""Set by housekeeping, not by sources: the records were scanned well after the source answered."""
 
 SOURCE_NAME_MAX = 8
 LEVELS_MAX = 4

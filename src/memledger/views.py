@@ -67,7 +67,8 @@ class Row(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """A pool at one moment. `coherent`: proved to be a consistent cut; False when tries ran out."""
+    """A pool at one moment. `coherent`: proved to be a consistent cut; False when tries ran out.
+    `figures` are those of an onlooker: its own held is 0, so free and budget are the same."""
 
     key: str
     aliases: tuple[str, ...]

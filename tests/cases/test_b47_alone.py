@@ -15,9 +15,7 @@ from memledger import sim
 Spawn = Callable[..., Member]
 
 
-def test_b47_claims_headroom_and_unaccounted_bound_everybody(
-    segment: Path, spawn: Spawn
-) -> None:
+def test_b47_claims_headroom_and_unaccounted_bound_everybody(segment: Path, spawn: Spawn) -> None:
     """Total 24, headroom 2, 1 used by nobody that is known. A claims 14; B's 10 do not fit beside
     it, and it hears how much would; A settles at 14 and releases 8; then they fit."""
     ledger = memledger.join(label="looks")
@@ -48,9 +46,7 @@ def test_b47_claims_headroom_and_unaccounted_bound_everybody(
     assert {m.label for m in ledger.members()} == {"looks", "A", "B"}
 
 
-def test_b47_view_covers_members_and_what_nobody_accounts_for(
-    segment: Path, spawn: Spawn
-) -> None:
+def test_b47_view_covers_members_and_what_nobody_accounts_for(segment: Path, spawn: Spawn) -> None:
     ledger = memledger.join(label="looks")
     card = ledger.device("sim:b47?total=24GiB")
     sim.open_url("b47").foreign(GiB)

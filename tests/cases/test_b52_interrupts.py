@@ -76,7 +76,7 @@ def test_b52_reload_by_one_user_does_not_stop_the_other(
     group: tuple[Member, Member], spawn: Spawn
 ) -> None:
     """Two servers on one machine, whose prompts even have the same id."""
-    host, worker = group
+    host, _worker = group
     other = spawn(join=False)
     other.run("import memledger\nledger = me.ledger = memledger.join('other', 'host', group='x')")
     for member in (host, other):

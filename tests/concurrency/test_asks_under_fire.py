@@ -1,8 +1,9 @@
-"""Members that ask each other at random, with holders that free, refuse, lie, raise, hang or die."""
+"""Members that ask each other at random, with holders that free, refuse, lie, raise, hang, die."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import time
@@ -156,8 +157,7 @@ class Crew:
             for _ in range(5):
                 try:
                     self.members[index].run(
-                        f"mood = 'frees'\nledger.serve(0)\n"
-                        f"device.publish({MiB}, releasable={MiB})"
+                        f"mood = 'frees'\nledger.serve(0)\ndevice.publish({MiB}, releasable={MiB})"
                     )
                     break
                 except (BrokenPipeError, MemberGone):
@@ -184,7 +184,7 @@ def under_fire(
     # A thread that never lets go of the GIL by itself went on all the time.
     for turns in crew.turns.values():
         if turns[0]:
-            assert all(a < b for a, b in zip(turns, turns[1:], strict=False))
+            assert all(a < b for a, b in itertools.pairwise(turns))
     # Nothing is left over: everybody can be asked, and the words are idle in the end.
     device = plain_device(ledger, "test:card", TOTAL)
     crew.settle()

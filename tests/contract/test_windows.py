@@ -22,6 +22,8 @@ Until = Callable[..., Any]
 TOTAL = 24 * GiB
 WINDOW = 13
 """Index of the window's word in a record."""
+MILLISECONDS = (1 << 29) - 1
+"""Bits of that word."""
 
 
 def window_word(segment: Path, slot: int) -> int:
@@ -46,7 +48,7 @@ def test_window_is_open_inside_and_closed_after(ledger: memledger.Ledger, segmen
         assert waited is not None
         assert waited >= 0
         word = window_word(segment, slot)
-        assert word & ((1 << 30) - 1) == 2000
+        assert word & MILLISECONDS == 2000
     assert window_word(segment, slot) == 0
     with pytest.raises(RuntimeError), device.window(1.0):
         raise RuntimeError
@@ -155,7 +157,7 @@ def test_word_that_announces_days_holds_nobody_for_days(
     """Garbage, or a wrong argument. The cap is half a minute; the owner's own is kept to it."""
     device = plain_device(ledger, "test:card", TOTAL)
     with device.window(1e6):
-        assert window_word(segment, ledger._info()["slot"]) & ((1 << 30) - 1) == 30000
+        assert window_word(segment, ledger._info()["slot"]) & MILLISECONDS == 30000
     member = opener(spawn)
     with Raw(segment) as raw:
         raw[raw.record_word(0, member.call("info")["slot"]) + WINDOW] = (1 << 64) - 1

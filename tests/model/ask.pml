@@ -14,6 +14,9 @@
 #ifndef ASKS
 #define ASKS 1                  /* that each first owner makes */
 #endif
+#ifndef ASKERS
+#define ASKERS 2                /* members that ask; member 1 is asked by 0 anyhow */
+#endif
 #ifndef KILLS
 #define KILLS 0
 #endif
@@ -64,6 +67,16 @@ inline swap(slot, from, to, done)
     }
 }
 
+inline say_answered(me, w)
+{
+    d_step {
+        if
+        :: word[me] == SAME_BUT(ACCEPTED, w) -> word[me] = SAME_BUT(ANSWERED, w); answered[NAME(w)] = true
+        :: else                     /* taken back meanwhile */
+        fi
+    }
+}
+
 /* The victim: take what is asked of it, free `most` bytes or none, and answer. */
 inline serve(me, own, w, n, done, most)
 {
@@ -89,24 +102,13 @@ inline serve(me, own, w, n, done, most)
         if
         :: done ->
 #ifdef BROKEN_ANSWER_FIRST
-            d_step {
-                if
-                :: word[me] == SAME_BUT(ACCEPTED, w) ->
-                    word[me] = SAME_BUT(ANSWERED, w); answered[NAME(w)] = true
-                :: else
-                fi
-            };
-#endif
+            say_answered(me, w);
+            answer[me] = NAME(w);
+            answer_bytes[me] = n;
+#else
             answer_bytes[me] = n;
             answer[me] = NAME(w);
-#ifndef BROKEN_ANSWER_FIRST
-            d_step {
-                if
-                :: word[me] == SAME_BUT(ACCEPTED, w) ->
-                    word[me] = SAME_BUT(ANSWERED, w); answered[NAME(w)] = true
-                :: else
-                fi
-            };
+            say_answered(me, w);
 #endif
         :: else
         fi;
@@ -144,7 +146,7 @@ proctype member(byte me; byte own)
     bool done;
     {
         do
-        :: asks < ASKS && own == 1 ->
+        :: asks < ASKS && own == 1 && me < ASKERS ->
             asks++;
             d_step { tickets++; ticket = tickets };
             asking[me] = ticket;

@@ -141,6 +141,27 @@ CASES = [
     broken("reading", "ring of one", "-DREADINGS=1"),
     broken("reading", "no recheck", "-DREADINGS=1"),
     broken("reading", "join clears ring", "-DREADINGS=1"),
+    #
+    Case("ask", "2 members, 2 asks, no deadline", "-DASKS=2"),
+    Case("ask", "2 members, 2 asks", "-DASKS=2 -DDEADLINE -DDROP"),
+    Case("ask", "crash, re-use", "-DKILLS=1 -DDEADLINE -DDROP"),
+    Case("ask", "victim with 2 threads", "-DASKS=2 -DASKERS=1 -DTHREADS=2 -DDEADLINE"),
+    Case("ask", "2 asks, crash, re-use", "-DASKS=2 -DKILLS=1 -DDEADLINE", long=True),
+    broken("ask", "no busy", caught_as=BLOCKED),
+    broken("ask", "no generation", "-DKILLS=1 -DDEADLINE"),
+    broken("ask", "answer first", "-DASKS=2 -DDEADLINE"),
+    broken("ask", "withdraw by store", "-DDEADLINE"),
+    broken("ask", "late answer", "-DASKS=2 -DASKERS=1 -DTHREADS=2 -DDEADLINE"),
+    broken("ask", "sweep forgets asks", "-DKILLS=1 -DDEADLINE"),
+    #
+    Case("window", "3 members"),
+    Case("window", "3 members, one may stop", "-DSTOPS=1"),
+    Case("window", "2 members, 2 rounds, one may stop", "-DMEMBERS=2 -DROUNDS=2 -DSTOPS=1"),
+    broken("window", "look first"),
+    broken("window", "later ignored"),
+    broken("window", "new tickets"),
+    broken("window", "wait open", caught_as=BLOCKED),
+    broken("window", "no clock", "-DSTOPS=1", BLOCKED),
 ]
 
 COMPILE_FLAGS = {

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -183,16 +184,65 @@ def test_dump_json_has_the_documented_schema(segment: Path) -> None:
     }  # fmt: skip
     assert set(device["records"][0]) == {
         "slot", "held", "releasable", "claimed", "pending", "pinned", "headroom", "limit", "dead",
+        "accounts",
     }  # fmt: skip
     assert set(seen["members"][0]) == {
         "slot", "state", "role", "label", "program", "version", "pid", "parent_pid",
-        "pid_namespace", "start_ticks", "generation",
+        "pid_namespace", "start_ticks", "generation", "leader", "group", "counters",
+    }  # fmt: skip
+    assert set(seen["members"][0]["counters"]) == {
+        "ooms", "claims_refused", "asks_sent", "asks_answered", "asks_declined",
+        "interrupts_ignored",
     }  # fmt: skip
     sizes = [device[name] for name in ("total", "free", "available", "held", "unit")]
     assert all(type(size) is int for size in sizes)
     help_text = run("dump", "--help", path=segment).stdout
-    missing = [name for name in (*seen, *device, *device["reading"]) if name not in help_text]
+    names = (*seen, *device, *device["reading"], *device["records"][0], *seen["members"][0])
+    missing = [name for name in names if name not in help_text]
     assert missing == []
+
+
+def test_dump_shows_accounts_groups_and_counters(segment: Path) -> None:
+    """What belongs to whom, who hears whose stop button, and what went wrong."""
+    code = (
+        "import sys, memledger\n"
+        "role = sys.argv[1]\n"
+        "ledger = memledger.join(role, role, group='G')\n"
+        "gpu = ledger.device('sim:card?total=24GiB')\n"
+        f"gpu.account('weights').publish({3 * GIB})\n"
+        f"gpu.account('cache').publish({2 * GIB})\n"
+        "gpu.note_oom(1)\n"
+        "ledger._tick()\n"
+        "print(flush=True)\nsys.stdin.read()\n"
+    )
+    started: list[subprocess.Popen[str]] = []
+    try:
+        for role in ("host", "worker"):
+            process = subprocess.Popen(
+                [sys.executable, "-c", code, role], env=environment(segment), text=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            )  # fmt: skip
+            started.append(process)
+            assert process.stdout is not None
+            assert process.stdout.readline() == "\n"
+        seen, text = dump_json(segment), run("dump", path=segment).stdout
+        doctor = run("doctor", path=segment).stdout
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate(timeout=WATCHDOG_S)
+    host, worker = (next(m for m in seen["members"] if m["role"] == r) for r in ("host", "worker"))
+    assert (host["leader"], worker["leader"]) == (host["slot"], host["slot"])
+    assert host["group"] == worker["group"] != 0
+    assert worker["counters"]["ooms"] == 1
+    (device,) = [d for d in seen["devices"] if d["key"] == "sim:card"]
+    for record in device["records"]:
+        assert record["accounts"] == {"weights": 3 * GIB, "cache": 2 * GIB}
+    assert f"worker ({worker['pid']}) on sim:card:" in text
+    assert "weights 3.0" in text
+    assert f"host ({host['pid']}) leads worker ({worker['pid']})" in text
+    assert f"worker ({worker['pid']}): 1 out of memory" in text
+    assert f"leads worker ({worker['pid']}) (named by the group)" in " ".join(doctor.split())
 
 
 def test_dump_path_option_wins_over_the_environment(segment: Path) -> None:

@@ -12,14 +12,14 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from memledger import _native
+from memledger import _native, groups
 from memledger.cli import screen
 from memledger.cli.look import Look, add_path, age, choose_path, lasting_findings, look, short_name
 from memledger.cli.screen import Screen
 from memledger.errors import LedgerError
 from memledger.model import Reading
 from memledger.sizes import format_size
-from memledger.views import Snapshot
+from memledger.views import Member, Snapshot
 
 _EPILOG = """\
 Each line is "ok", "look" (something to look at; the line below says what to do) or "info".
@@ -90,6 +90,7 @@ def _all(path: str, scope: str) -> Iterator[Check]:
     yield from _segment(seen)
     yield from _joining(seen)
     yield from _members(seen)
+    yield from _groups(seen)
     yield from _devices(seen)
     yield from _layouts(seen)
     yield from _findings(seen)
@@ -288,6 +289,32 @@ def _members(seen: Look) -> Iterator[Check]:
     mixed = {m.version for m in seen.members if m.version}
     if len(mixed) > 1:
         yield Check("info", "members", f"of several versions: {', '.join(sorted(mixed))}")
+
+
+def _groups(seen: Look) -> Iterator[Check]:
+    """Who follows whom, and why: whose stop button, prompts and free requests reach a member."""
+    if seen.status != "ok":
+        return
+    by_slot = {member.slot: member for member in seen.live}
+    hosts = sum(member.role == "host" for member in seen.live)
+    for leader in (m for m in seen.live if m.leader == m.slot):
+        others = [m for m in seen.live if m.leader == leader.slot and m is not leader]
+        text = ", ".join(f"{_title(m)} ({groups.why_followed(m, leader)})" for m in others)
+        yield Check("ok", "group", f"{_title(leader)} leads {text or 'nobody yet'}")
+    for member in seen.live:
+        if member.leader is not None and member.leader in by_slot:
+            continue
+        # A worker that no stop button reaches; whoever has another role may want none.
+        lost = member.role == "worker" and bool(hosts)
+        yield Check(
+            "look" if lost else "info", "group",
+            f"{_title(member)} follows nobody: {groups.why_alone(member, hosts)}",
+            f"give it its host's name: {groups.ENVIRONMENT}, or join(group=)" if lost else "",
+        )  # fmt: skip
+
+
+def _title(member: Member) -> str:
+    return f"{member.label or member.program or 'unnamed'} ({member.pid})"
 
 
 # ---- devices

@@ -43,9 +43,12 @@ The table, per device, in GiB:
                  releasable, claimed, pinned, unaccounted, overcommit, reserved, headroom,
                  dead_held, reading {source, scope, total, free, reserved, immediate, soft_limit,
                  age_s, reader (a slot), reason, suspect, unified}, records [{slot, held,
-                 releasable, claimed, pending, pinned, headroom, limit, dead}]
+                 releasable, claimed, pending, pinned, headroom, limit, dead,
+                 accounts {name: bytes}}]
   members        slot, state (live, joining, dead, unverified), role, label, program, version,
-                 pid, parent_pid, pid_namespace, start_ticks, generation
+                 pid, parent_pid, pid_namespace, start_ticks, generation, leader (the slot it
+                 follows), group (a number per name), counters {ooms, claims_refused,
+                 asks_sent, asks_answered, asks_declined, interrupts_ignored}
   findings       invariant, pool, slot, expected, actual, text; while members are at work a
                  finding may be a passing one: see `memledger doctor`
   other_layouts  paths of segments of other versions with live members: not in this total
@@ -147,6 +150,8 @@ def render(view: Screen, seen: Look) -> None:
             _list_members(view, seen, names)
     else:
         view.line("nobody is a member now")
+    for text in (*_accounts(seen, names), *_groups(seen), *_events(seen)):
+        view.line(text, "dim")
     for note, style in _notes(seen):
         view.line(note, style)
 
@@ -293,6 +298,44 @@ def _record_cells(row: Row | None, *, dead: bool) -> list[Cell]:
     return [Cell(gib(n) + (mark if n else ""), style) for n in amounts]
 
 
+def _accounts(seen: Look, names: dict[str, str]) -> list[str]:
+    """What members have named, where they have."""
+    return [
+        f"{_name(member)} on {names[pool.key]}: "
+        + ", ".join(f"{name} {gib(held)}" for name, held in parts.items() if held)
+        for member in seen.members
+        for pool, row in _records(member, seen.pools)
+        if any((parts := _parts(member, row)).values())
+    ]
+
+
+def _parts(member: Member | None, row: Row) -> dict[str, int]:
+    names = member.accounts if member is not None else ()
+    return dict(zip(names, row.account_held, strict=False))
+
+
+def _groups(seen: Look) -> list[str]:
+    """Who hears whose stop button."""
+    leaders = {m.slot: m for m in seen.live if m.leader == m.slot}
+    return [
+        f"{_name(leader)} leads "
+        + ", ".join(_name(m) for m in seen.live if m.leader == slot and m is not leader)
+        for slot, leader in leaders.items()
+        if any(m.leader == slot and m is not leader for m in seen.live)
+    ]
+
+
+def _events(seen: Look) -> list[str]:
+    words = {"ooms": "out of memory", "claims_refused": "claims refused"}
+    found = []
+    for member in seen.members:
+        counts = [f"{getattr(member.counters, k)} {w}" for k, w in words.items()
+                  if getattr(member.counters, k)]  # fmt: skip
+        if counts:
+            found.append(f"{_name(member)}: {', '.join(counts)}")
+    return found
+
+
 def _cut(rows: Sequence[Sequence[Cell]], index: int, most: int) -> list[list[Cell]]:
     def cut(cell: Cell) -> Cell:
         return cell if len(cell.text) <= most else Cell(cell.text[: most - 1] + "…", cell.style)
@@ -348,6 +391,7 @@ def to_json(seen: Look) -> dict[str, Any]:
 
 def _json_device(pool: Snapshot, dead: set[tuple[int, int]], seen: Look) -> dict[str, Any]:
     figures, reading = pool.figures, pool.reading
+    members = {(member.slot, member.generation): member for member in seen.members}
     records = [
         {
             "slot": row.slot,
@@ -359,6 +403,7 @@ def _json_device(pool: Snapshot, dead: set[tuple[int, int]], seen: Look) -> dict
             "headroom": row.headroom,
             "limit": row.limit,
             "dead": (row.slot, row.generation) in dead,
+            "accounts": _parts(members.get((row.slot, row.generation)), row),
         }
         for row in pool.rows
     ]
@@ -402,6 +447,7 @@ def _json_device(pool: Snapshot, dead: set[tuple[int, int]], seen: Look) -> dict
 def _json_member(member: Member) -> dict[str, Any]:
     names = (
         "slot", "state", "role", "label", "program", "version", "pid", "parent_pid",
-        "pid_namespace", "start_ticks", "generation",
+        "pid_namespace", "start_ticks", "generation", "leader", "group",
     )  # fmt: skip
-    return {name: getattr(member, name) for name in names}
+    fields = {name: getattr(member, name) for name in names}
+    return {**fields, "counters": member.counters._asdict()}
