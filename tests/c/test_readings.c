@@ -26,15 +26,51 @@ static uint64_t unaccounted(void) {
 
 /* ---- unaccounted ----------------------------------------------------------------------------------------- */
 
+static ml_reading_op begun; /* of the last used_again() */
+
+/* As used(), but what was begun stays at hand for settling. */
+static int used_again(uint64_t gib) {
+    ml_reading reading = {.total = TOTAL, .free = TOTAL - gib * GIB, .scope = ML_SCOPE_DEVICE};
+    forward_ns += PERIOD;
+    CHECK_EQ(ml_reading_begin(reader, 0, NULL, &begun), ML_OK);
+    return ml_reading_end(reader, &begun, &reading);
+}
+
 static void test_bytes_in_flight_are_not_foreign_ones(void) {
     start();
     CHECK_EQ(used(30), ML_OK); /* ours, not yet published */
     CHECK_EQ(unaccounted(), 30);
     hold(card, 30 * GIB);
     CHECK_EQ(free_of(card), 40 * GIB); /* too low until the next reading */
-    CHECK_EQ(used(30), ML_OK);
+    CHECK_EQ(used_again(30), ML_OK);
+    CHECK_EQ(unaccounted(), 30); /* on the safe side until it has been looked at again */
+    CHECK_EQ(ml_reading_settle(reader, &begun), ML_OK);
     CHECK_EQ(unaccounted(), 0);
     CHECK_EQ(free_of(card), 70 * GIB);
+    CHECK_EQ(ml_reading_settle(reader, &begun), ML_BUSY); /* settled already */
+    ml_ledger_leave(reader);
+}
+
+/* Failure: the source is asked between a member's free and its publish, another member has grown since the reading
+ * before, and the bytes of a third program vanish behind the two: free too high, and a claim of it is granted. */
+static void test_late_shrink_hides_no_foreign_bytes(void) {
+    start();
+    ml_ledger *other = join();
+    ml_device *grows = open_card(other, 0);
+    hold(card, 10 * GIB);
+    CHECK_EQ(used(14), ML_OK); /* 4 are a stranger's */
+    CHECK_EQ(unaccounted(), 4);
+    hold(grows, 5 * GIB);            /* landed and published */
+    CHECK_EQ(used_again(14), ML_OK); /* card has freed 5 of its 10 and not said so */
+    CHECK_EQ(unaccounted(), 4);
+    hold(card, 5 * GIB);
+    CHECK_EQ(ml_reading_settle(reader, &begun), ML_NOT_READY); /* ask again */
+    CHECK_EQ(unaccounted(), 4);
+    CHECK_EQ(used_again(14), ML_OK);
+    CHECK_EQ(ml_reading_settle(reader, &begun), ML_OK);
+    CHECK_EQ(unaccounted(), 4);
+    CHECK_EQ(free_of(card), 86 * GIB);
+    ml_ledger_leave(other);
     ml_ledger_leave(reader);
 }
 
@@ -288,7 +324,7 @@ static void test_reading_is_due_each_period_and_before_a_claim(void) {
     CHECK_EQ(used(10), ML_OK);
     ml_tick out = ticked(reader);
     CHECK_EQ(out.due_pools, 0);
-    CHECK_EQ(out.next_ns, ML_PERIOD_BUSY_NS);
+    CHECK(out.next_ns <= ML_PERIOD_BUSY_NS && out.next_ns > ML_PERIOD_BUSY_NS / 2);
     CHECK_EQ(try_claim(card, GIB, &claim), ML_OK);
     ml_claim_cancel(&claim);
     forward_ns += ML_PERIOD_BUSY_NS;
@@ -546,6 +582,7 @@ static void test_newcomer_that_sweeps_writes_no_reading_into_a_strangers_slot(vo
 int main(int argc, char **argv) {
     static const check_test tests[] = {
         TEST(test_bytes_in_flight_are_not_foreign_ones),
+        TEST(test_late_shrink_hides_no_foreign_bytes),
         TEST(test_window_spans_the_reading_before),
         TEST(test_window_lasts_when_somebody_refreshes_in_a_loop),
         TEST(test_window_is_carried_to_another_reader),
