@@ -6,6 +6,9 @@
 
 typedef struct ml_ticket ml_ticket;
 
+/* Make `bytes` more granted, by one run of attempts. On ML_OK M is still held, so that the caller can finish its own
+ * books; *checked: 0 where there was nothing to check against. */
+int ml_claim_acquire(ml_account *account, uint64_t bytes, ml_ticket *ticket, bool cold, uint32_t *checked);
 /* One run of attempts. Hot: few, never yields, leaves as ML_BUSY when somebody waits in line. */
 int ml_claim_run(ml_account *account, uint64_t bytes, uint64_t replacing, uint64_t ttl_ns, ml_ticket *ticket, bool cold,
                  ml_claim *claim);

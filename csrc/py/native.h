@@ -69,6 +69,14 @@ bool native_bytes_slow(PyObject *object, const char *name, uint64_t *out);
 bool native_difference_slow(PyObject *object, const char *name, int64_t *out);
 PyObject *native_releasable_above_held(const ml_amounts *amounts);
 PyObject *native_bad_argument(const char *method, PyObject *name);
+/* native_views.c */
+uint32_t native_scope_index(const char *name);
+uint32_t native_reason_index(const char *name);
+PyObject *native_reading_dict(const ml_reading *reading);
+PyObject *native_snapshot_dict(module_state *state, const ml_snapshot *snapshot);
+PyObject *native_members_list(const ml_member *members, unsigned count);
+PyObject *native_findings_list(const ml_finding *findings, unsigned count, unsigned capacity);
+PyObject *native_info_dict(const ml_ledger_info *info);
 PyObject *native_figures_object(module_state *state, const ml_figures *figures, int status);
 /* try_claim where the hot path could not decide: readings due, the dead to sweep, waiters. */
 PyObject *native_claim_slow(PyObject *self, uint64_t bytes, uint64_t replacing, PyObject *ttl);

@@ -4,44 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const reason_names[] = {NULL,       "no_probe",    "probe_failed", "not_supported", "no_permission",
-                                           "gpu_lost", "implausible", "suspended",    "stale",         "idle",
-                                           "frozen",   "private"};
-static const char *const scope_names[] = {"none", "device", "process"};
-#define COUNT_OF(array) (sizeof(array) / sizeof *(array))
-
-static PyObject *text_or_none(const char *text) {
-    if (!text || !*text) Py_RETURN_NONE;
-    return PyUnicode_FromString(text);
-}
-
-static PyObject *source_name(uint64_t source) {
-    char text[9] = {0};
-    memcpy(text, &source, 8);
-    for (char *c = text; *c; c++)
-        if (*c < 0x20 || *c > 0x7e) *c = '?'; /* from the segment: nothing but printable ASCII leaves here */
-    return text_or_none(text);
-}
-
-static PyObject *reason_name(uint32_t reason) {
-    return text_or_none(reason < COUNT_OF(reason_names) ? reason_names[reason] : "unknown");
-}
-
-static PyObject *scope_name(uint32_t scope) {
-    return PyUnicode_FromString(scope < COUNT_OF(scope_names) ? scope_names[scope] : "none");
-}
-
-/* Text from the segment: it may be anything, so what is no UTF-8 is replaced. */
-static PyObject *foreign_text(const char *text) {
-    return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
-}
-
-/* UINT64_MAX stands for "not known". */
-static PyObject *bytes_or_none(uint64_t value) {
-    if (value == UINT64_MAX) Py_RETURN_NONE;
-    return PyLong_FromUnsignedLongLong(value);
-}
-
 /* ---- exceptions ---- */
 
 PyObject *native_raise_named(const char *name, PyObject *argument) {
@@ -161,145 +123,6 @@ bool native_recover(LedgerObject *ledger, int status) {
     return false;
 }
 
-/* ---- figures ---- */
-
-PyObject *native_figures_object(module_state *state, const ml_figures *f, int status) {
-    bool known = status == ML_OK;
-    PyObject *tuple = PyStructSequence_New(state->figures_type);
-    if (!tuple) return NULL;
-    const uint64_t asked[4] = {f->free, f->available, f->budget, f->total};
-    const uint64_t plain[8] = {f->held,        f->releasable,        f->pinned,  f->claimed, f->own_held,
-                               f->own_claimed, f->claimed_by_others, f->headroom};
-    const uint64_t derived[3] = {f->unaccounted, f->overcommit, f->reserved};
-    Py_ssize_t at = 0;
-    for (int i = 0; i < 4; i++) PyStructSequence_SetItem(tuple, at++, bytes_or_none(known ? asked[i] : UINT64_MAX));
-    for (int i = 0; i < 8; i++) PyStructSequence_SetItem(tuple, at++, PyLong_FromUnsignedLongLong(plain[i]));
-    for (int i = 0; i < 3; i++) PyStructSequence_SetItem(tuple, at++, bytes_or_none(known ? derived[i] : UINT64_MAX));
-    PyStructSequence_SetItem(tuple, at++, PyBool_FromLong(f->flags & ML_FIGURES_COMPLETE));
-    PyStructSequence_SetItem(tuple, at++, source_name(f->source));
-    PyStructSequence_SetItem(tuple, at++, scope_name(f->scope));
-    PyStructSequence_SetItem(tuple, at++, reason_name(f->reason));
-    PyStructSequence_SetItem(tuple, at++, PyLong_FromUnsignedLong(f->level));
-    if (PyErr_Occurred()) {
-        Py_DECREF(tuple);
-        return NULL;
-    }
-    return tuple;
-}
-
-static PyObject *reading_dict(const ml_reading *r) {
-    bool known = r->sequence && (r->reason == ML_REASON_NONE || r->reason == ML_REASON_FROZEN);
-    return Py_BuildValue(
-        "{s:N,s:N,s:N,s:N,s:N,s:N,s:N,s:N,s:I,s:N,s:d,s:N,s:K}", "total", bytes_or_none(known ? r->total : UINT64_MAX),
-        "free", bytes_or_none(known ? r->free : UINT64_MAX), "reserved", bytes_or_none(known ? r->reserved : 0),
-        "immediate", bytes_or_none(known ? r->immediate : UINT64_MAX), "soft_limit",
-        bytes_or_none(known ? r->soft_limit : UINT64_MAX), "source", source_name(r->source), "scope",
-        scope_name(known ? r->scope : ML_SCOPE_NONE), "reason", reason_name(r->reason), "flags", r->flags, "reader",
-        r->sequence ? PyLong_FromUnsignedLong(r->reader) : Py_NewRef(Py_None), "age_s", (double)r->age_ns / 1e9,
-        "unaccounted", bytes_or_none(known ? r->unaccounted : UINT64_MAX), "sequence", (unsigned long long)r->sequence);
-}
-
-static PyObject *account_bytes_tuple(const ml_row *r) {
-    PyObject *tuple = PyTuple_New(ML_ACCOUNTS_MAX);
-    for (Py_ssize_t a = 0; tuple && a < ML_ACCOUNTS_MAX; a++)
-        PyTuple_SetItem(tuple, a, PyLong_FromUnsignedLongLong(r->account_held[a]));
-    return tuple;
-}
-
-static PyObject *snapshot_dict(module_state *state, const ml_snapshot *s) {
-    PyObject *rows = PyList_New(0), *aliases = PyList_New(0);
-    for (unsigned i = 0; rows && i < s->row_count; i++) {
-        const ml_row *r = &s->rows[i];
-        PyObject *row = Py_BuildValue(
-            "{s:I,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:N,s:N}", "slot", r->slot, "generation",
-            (unsigned long long)r->generation, "held", (unsigned long long)r->held, "releasable",
-            (unsigned long long)r->releasable, "pinned", (unsigned long long)r->pinned, "claimed",
-            (unsigned long long)r->claims, "pending", (unsigned long long)r->pending, "headroom",
-            (unsigned long long)r->headroom, "limit", bytes_or_none(r->limit), "account_held", account_bytes_tuple(r));
-        if (!row || PyList_Append(rows, row) != 0) {
-            Py_XDECREF(row);
-            Py_CLEAR(rows);
-            break;
-        }
-        Py_DECREF(row);
-    }
-    for (unsigned a = 0; aliases && a < ML_ALIASES_MAX; a++) {
-        if (!s->aliases[a][0]) continue;
-        PyObject *alias = foreign_text(s->aliases[a]);
-        if (!alias || PyList_Append(aliases, alias) != 0) Py_CLEAR(aliases);
-        Py_XDECREF(alias);
-    }
-    if (!rows || !aliases) {
-        Py_XDECREF(rows);
-        Py_XDECREF(aliases);
-        return NULL;
-    }
-    return Py_BuildValue(
-        "{s:N,s:N,s:i,s:I,s:K,s:N,s:N,s:N,s:N}", "key", foreign_text(s->key), "aliases", aliases, "kind", s->kind,
-        "shift", s->shift, "generation", (unsigned long long)s->generation, "coherent", PyBool_FromLong(s->coherent),
-        "figures",
-        native_figures_object(state, &s->figures, s->figures.flags & ML_FIGURES_KNOWN ? ML_OK : ML_NOT_READY),
-        "reading", reading_dict(&s->reading), "rows", rows);
-}
-
-static PyObject *counters_tuple(const ml_member *m) {
-    PyObject *tuple = PyTuple_New(ML_COUNTERS);
-    for (Py_ssize_t c = 0; tuple && c < ML_COUNTERS; c++)
-        PyTuple_SetItem(tuple, c, PyLong_FromUnsignedLongLong(m->counter[c]));
-    return tuple;
-}
-
-static PyObject *names_tuple(const ml_member *m) {
-    PyObject *tuple = PyTuple_New(ML_ACCOUNTS_MAX);
-    for (Py_ssize_t a = 0; tuple && a < ML_ACCOUNTS_MAX; a++) PyTuple_SetItem(tuple, a, foreign_text(m->account[a]));
-    return tuple;
-}
-
-static PyObject *members_list(const ml_member *members, unsigned count) {
-    static const char *const states[] = {"free", "joining", "live", "dead", "unverified"};
-    static const char *const roles[] = {"other", "host", "worker"};
-    PyObject *list = PyList_New(0);
-    for (unsigned i = 0; list && i < count; i++) {
-        const ml_member *m = &members[i];
-        PyObject *member = Py_BuildValue(
-            "{s:I,s:s,s:s,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:N,s:N,s:N,s:N,s:K,s:N,s:N}", "slot", m->slot, "state",
-            states[m->state], "role", roles[m->role], "generation", (unsigned long long)m->generation, "pid",
-            (unsigned long long)m->pid, "parent_pid", (unsigned long long)m->parent_pid, "pid_namespace",
-            (unsigned long long)m->pid_namespace, "start_ticks", (unsigned long long)m->start_ticks, "token",
-            (unsigned long long)m->token, "joined_ns", (unsigned long long)m->joined_ns, "label",
-            foreign_text(m->label), "program", foreign_text(m->program), "version", foreign_text(m->version), "leader",
-            m->leader < ML_SLOTS_MAX ? PyLong_FromUnsignedLongLong(m->leader) : Py_NewRef(Py_None), "group",
-            (unsigned long long)m->group, "counters", counters_tuple(m), "accounts", names_tuple(m));
-        if (!member || PyList_Append(list, member) != 0) Py_CLEAR(list);
-        Py_XDECREF(member);
-    }
-    return list;
-}
-
-static PyObject *findings_list(const ml_finding *findings, unsigned count, unsigned capacity) {
-    PyObject *list = PyList_New(0);
-    for (unsigned i = 0; list && i < count && i < capacity; i++) {
-        const ml_finding *f = &findings[i];
-        PyObject *item = Py_BuildValue("{s:I,s:I,s:I,s:K,s:K,s:s}", "invariant", f->invariant, "pool", f->pool, "slot",
-                                       f->slot, "expected", (unsigned long long)f->expected, "actual",
-                                       (unsigned long long)f->actual, "text", f->text);
-        if (!item || PyList_Append(list, item) != 0) Py_CLEAR(list);
-        Py_XDECREF(item);
-    }
-    return list;
-}
-
-static PyObject *info_dict(const ml_ledger_info *i) {
-    return Py_BuildValue("{s:i,s:i,s:i,s:s,s:I,s:K,s:N,s:(II),s:K,s:K,s:K,s:K,s:K,s:K,s:i}", "mode", i->mode, "status",
-                         i->degraded_status, "system_code", i->system_code, "system_call", i->system_call, "slot",
-                         i->slot, "generation", (unsigned long long)i->generation, "path",
-                         PyUnicode_DecodeFSDefault(i->path), "layout", i->layout_major, i->layout_minor, "rejoin_count",
-                         (unsigned long long)i->rejoin_count, "period_ns", (unsigned long long)i->period_ns,
-                         "file_device", (unsigned long long)i->file_device, "file_id", (unsigned long long)i->file_id,
-                         "overflow_count", (unsigned long long)i->overflow_count, "sweep_count",
-                         (unsigned long long)i->sweep_count, "lock_kind", i->lock_kind);
-}
-
 /* ---- Ledger ---- */
 
 PyObject *native_ledger_info(PyObject *self, PyObject *unused) {
@@ -308,7 +131,7 @@ PyObject *native_ledger_info(PyObject *self, PyObject *unused) {
     Py_BEGIN_ALLOW_THREADS;
     ml_ledger_get_info(((LedgerObject *)self)->core, &info);
     Py_END_ALLOW_THREADS;
-    return info_dict(&info);
+    return native_info_dict(&info);
 }
 
 PyObject *native_ledger_leave(PyObject *self, PyObject *unused) {
@@ -382,178 +205,6 @@ PyObject *native_ledger_set_foreign_layout(PyObject *self, PyObject *present) {
     Py_RETURN_NONE;
 }
 
-PyObject *native_ledger_reading(PyObject *self, PyObject *pool_object) {
-    ml_reading reading;
-    unsigned long pool = PyLong_AsUnsignedLong(pool_object);
-    if (pool == (unsigned long)-1 && PyErr_Occurred()) return NULL;
-    memset(&reading, 0, sizeof reading);
-    Py_BEGIN_ALLOW_THREADS;
-    (void)ml_reading_get(((LedgerObject *)self)->core, (unsigned)pool, &reading);
-    Py_END_ALLOW_THREADS;
-    return reading_dict(&reading);
-}
-
-/* The begun reading as opaque bytes; it holds no resources, so it may be dropped. */
-PyObject *native_ledger_reading_begin(PyObject *self, PyObject *args) {
-    unsigned pool;
-    const char *dead = NULL;
-    Py_ssize_t length = 0;
-    ml_reading_op op;
-    int status;
-    if (!PyArg_ParseTuple(args, "I|z#", &pool, &dead, &length)) return NULL;
-    uint64_t bits[ML_SLOTS_MAX / 64] = {0};
-    if (dead && length == (Py_ssize_t)sizeof bits) memcpy(bits, dead, sizeof bits);
-    Py_BEGIN_ALLOW_THREADS;
-    status = ml_reading_begin(((LedgerObject *)self)->core, pool, bits, &op);
-    Py_END_ALLOW_THREADS;
-    if (status != ML_OK) return native_raise(status, "reading_begin");
-    return PyBytes_FromStringAndSize((const char *)&op, sizeof op);
-}
-
-static bool optional_bytes(PyObject *object, const char *name, uint64_t absent, uint64_t *out) {
-    if (object == Py_None) return *out = absent, true;
-    return native_bytes(object, name, out);
-}
-
-static int index_of(const char *const *names, size_t count, const char *name, int otherwise) {
-    if (!name) return 0;
-    for (size_t i = 0; i < count; i++)
-        if (names[i] && strcmp(names[i], name) == 0) return (int)i;
-    return otherwise;
-}
-
-typedef struct reading_arguments {
-    const char *source, *scope, *reason;
-    PyObject *total, *free, *reserved, *immediate, *soft_limit;
-    unsigned flags;
-} reading_arguments;
-
-static bool reading_from(const reading_arguments *a, ml_reading *r) {
-    memset(r, 0, sizeof *r);
-    if (!optional_bytes(a->total, "total", 0, &r->total) || !optional_bytes(a->free, "free", 0, &r->free) ||
-        !optional_bytes(a->reserved, "reserved", 0, &r->reserved) ||
-        !optional_bytes(a->immediate, "immediate", UINT64_MAX, &r->immediate) ||
-        !optional_bytes(a->soft_limit, "soft_limit", UINT64_MAX, &r->soft_limit))
-        return false;
-    memcpy(&r->source, a->source, strlen(a->source) < 8 ? strlen(a->source) : 8);
-    r->scope = (uint32_t)index_of(scope_names, COUNT_OF(scope_names), a->scope, ML_SCOPE_NONE);
-    r->reason = (uint32_t)index_of(reason_names, COUNT_OF(reason_names), a->reason, ML_REASON_PROBE_FAILED);
-    r->flags = a->flags;
-    return true;
-}
-
-/* (op, source, total, free, reserved, immediate, soft_limit, scope, reason, flags) -> status */
-PyObject *native_ledger_reading_end(PyObject *self, PyObject *args) {
-    const char *op_bytes;
-    Py_ssize_t op_length;
-    reading_arguments a;
-    ml_reading r;
-    ml_reading_op op;
-    if (!PyArg_ParseTuple(args, "y#sOOOOOszI", &op_bytes, &op_length, &a.source, &a.total, &a.free, &a.reserved,
-                          &a.immediate, &a.soft_limit, &a.scope, &a.reason, &a.flags))
-        return NULL;
-    if (op_length != (Py_ssize_t)sizeof op) {
-        PyErr_SetString(PyExc_ValueError, "reading_end() needs what reading_begin() returned");
-        return NULL;
-    }
-    memcpy(&op, op_bytes, sizeof op);
-    if (!reading_from(&a, &r)) return NULL;
-    int status;
-    Py_BEGIN_ALLOW_THREADS;
-    status = ml_reading_end(((LedgerObject *)self)->core, &op, &r);
-    Py_END_ALLOW_THREADS;
-    return PyLong_FromLong(status);
-}
-
-/* _reading_settle(op) -> status */
-PyObject *native_ledger_reading_settle(PyObject *self, PyObject *begun) {
-    char *bytes;
-    Py_ssize_t length;
-    ml_reading_op op;
-    int status;
-    if (PyBytes_AsStringAndSize(begun, &bytes, &length) != 0) return NULL;
-    if (length != (Py_ssize_t)sizeof op) {
-        PyErr_SetString(PyExc_ValueError, "_reading_settle() needs what _reading_begin() returned");
-        return NULL;
-    }
-    memcpy(&op, bytes, sizeof op);
-    Py_BEGIN_ALLOW_THREADS;
-    status = ml_reading_settle(((LedgerObject *)self)->core, &op);
-    Py_END_ALLOW_THREADS;
-    if (status < 0) return native_raise(status, "reading_settle");
-    return PyLong_FromLong(status);
-}
-
-/* (pool, source, total, free, reserved, immediate, soft_limit, scope, reason, flags) */
-PyObject *native_ledger_reading_local(PyObject *self, PyObject *args) {
-    unsigned pool;
-    reading_arguments a;
-    ml_reading r;
-    if (!PyArg_ParseTuple(args, "IsOOOOOszI", &pool, &a.source, &a.total, &a.free, &a.reserved, &a.immediate,
-                          &a.soft_limit, &a.scope, &a.reason, &a.flags) ||
-        !reading_from(&a, &r))
-        return NULL;
-    int status;
-    Py_BEGIN_ALLOW_THREADS;
-    status = ml_reading_local(((LedgerObject *)self)->core, pool, &r);
-    Py_END_ALLOW_THREADS;
-    if (status != ML_OK) return native_raise(status, "reading");
-    Py_RETURN_NONE;
-}
-
-typedef struct sweep_holder {
-    ml_ledger *ledger;
-    ml_sweep sweep;
-} sweep_holder;
-
-#define SWEEP_NAME "memledger._native.sweep"
-
-/* A sweep that was never committed (the source raised): commit it, so that its locks and descriptor go. */
-static void sweep_capsule_free(PyObject *capsule) {
-    sweep_holder *holder = PyCapsule_GetPointer(capsule, SWEEP_NAME);
-    uint64_t freed;
-    if (!holder) return;
-    (void)ml_sweep_commit(holder->ledger, &holder->sweep, &freed);
-    free(holder);
-}
-
-/* _sweep_begin(full) -> None: nobody is dead. Else (capsule, dead bitmap, pools that want a reading, count). */
-PyObject *native_ledger_sweep_begin(PyObject *self, PyObject *full) {
-    int status, everywhere = PyObject_IsTrue(full);
-    if (everywhere < 0) return NULL;
-    sweep_holder *holder = calloc(1, sizeof *holder);
-    if (!holder) return PyErr_NoMemory();
-    holder->ledger = ((LedgerObject *)self)->core;
-    Py_BEGIN_ALLOW_THREADS;
-    status = everywhere ? ml_sweep_begin(holder->ledger, &holder->sweep)
-                        : ml_sweep_begin_near(holder->ledger, &holder->sweep);
-    Py_END_ALLOW_THREADS;
-    if (status != ML_OK || holder->sweep.count == 0) {
-        free(holder);
-        Py_RETURN_NONE;
-    }
-    PyObject *capsule = PyCapsule_New(holder, SWEEP_NAME, sweep_capsule_free);
-    if (!capsule) {
-        uint64_t freed;
-        (void)ml_sweep_commit(holder->ledger, &holder->sweep, &freed);
-        free(holder);
-        return NULL;
-    }
-    return Py_BuildValue("(Ny#KI)", capsule, (const char *)holder->sweep.dead, (Py_ssize_t)sizeof holder->sweep.dead,
-                         (unsigned long long)holder->sweep.want_reading, holder->sweep.count);
-}
-
-PyObject *native_ledger_sweep_commit(PyObject *self, PyObject *capsule) {
-    uint64_t freed = 0;
-    (void)self;
-    sweep_holder *holder = PyCapsule_GetPointer(capsule, SWEEP_NAME);
-    if (!holder) return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    (void)ml_sweep_commit(holder->ledger, &holder->sweep, &freed);
-    Py_END_ALLOW_THREADS;
-    return PyLong_FromUnsignedLongLong(freed);
-}
-
 PyObject *native_ledger_snapshot(PyObject *self, PyObject *pool_object) {
     unsigned long pool = PyLong_AsUnsignedLong(pool_object);
     int status;
@@ -563,8 +214,8 @@ PyObject *native_ledger_snapshot(PyObject *self, PyObject *pool_object) {
     Py_BEGIN_ALLOW_THREADS;
     status = ml_pool_snapshot(((LedgerObject *)self)->core, (unsigned)pool, snapshot);
     Py_END_ALLOW_THREADS;
-    PyObject *result =
-        status == ML_OK ? snapshot_dict(((LedgerObject *)self)->state, snapshot) : native_raise(status, "snapshot");
+    PyObject *result = status == ML_OK ? native_snapshot_dict(((LedgerObject *)self)->state, snapshot)
+                                       : native_raise(status, "snapshot");
     free(snapshot);
     return result;
 }
@@ -576,7 +227,7 @@ static PyObject *members_of(PyObject *self, unsigned (*list)(ml_ledger *, ml_mem
     Py_BEGIN_ALLOW_THREADS;
     count = list(((LedgerObject *)self)->core, members, ML_SLOTS_MAX);
     Py_END_ALLOW_THREADS;
-    PyObject *result = members_list(members, count);
+    PyObject *result = native_members_list(members, count);
     free(members);
     return result;
 }
@@ -601,7 +252,7 @@ PyObject *native_ledger_check(PyObject *self, PyObject *unused) {
     Py_BEGIN_ALLOW_THREADS;
     count = ml_ledger_check(((LedgerObject *)self)->core, findings, FINDINGS_MAX);
     Py_END_ALLOW_THREADS;
-    PyObject *list = findings_list(findings, count, FINDINGS_MAX);
+    PyObject *list = native_findings_list(findings, count, FINDINGS_MAX);
     free(findings);
     return list;
 }
@@ -776,7 +427,7 @@ static PyObject *image_parts(module_state *state, ml_image *image) {
     uint64_t used = ml_image_pools(image);
     for (unsigned p = 0; p < ML_POOLS_MAX; p++) {
         if (!(used >> p & 1) || ml_image_snapshot(image, p, snapshot) != ML_OK) continue;
-        PyObject *pool = snapshot_dict(state, snapshot);
+        PyObject *pool = native_snapshot_dict(state, snapshot);
         int failed = !pool || PyList_Append(pools, pool) != 0;
         Py_XDECREF(pool);
         if (failed) goto done;
@@ -786,8 +437,8 @@ static PyObject *image_parts(module_state *state, ml_image *image) {
     member_count = ml_image_members(image, members, ML_SLOTS_MAX);
     finding_count = ml_image_check(image, findings, FINDINGS_MAX);
     Py_END_ALLOW_THREADS;
-    result = Py_BuildValue("{s:O,s:N,s:N}", "pools", pools, "members", members_list(members, member_count), "findings",
-                           findings_list(findings, finding_count, FINDINGS_MAX));
+    result = Py_BuildValue("{s:O,s:N,s:N}", "pools", pools, "members", native_members_list(members, member_count),
+                           "findings", native_findings_list(findings, finding_count, FINDINGS_MAX));
 done:
     Py_XDECREF(pools);
     free(snapshot);
@@ -813,10 +464,10 @@ PyObject *native_module_read_image(PyObject *module, PyObject *args) {
     status = ml_image_open(text, &image, &info);
     Py_END_ALLOW_THREADS;
     Py_XDECREF(path);
-    if (status != ML_OK) return Py_BuildValue("(NO)", info_dict(&info), Py_None);
+    if (status != ML_OK) return Py_BuildValue("(NO)", native_info_dict(&info), Py_None);
     PyObject *parts = image_parts(PyModule_GetState(module), image);
     ml_image_close(image);
-    return parts ? Py_BuildValue("(NN)", info_dict(&info), parts) : NULL;
+    return parts ? Py_BuildValue("(NN)", native_info_dict(&info), parts) : NULL;
 }
 
 /* Is any slot's lock of the segment file at `path` held? True, False, or None where it cannot be told. */

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from memledger.arguments import as_bytes
 from memledger.errors import LedgerClosed
 
 if TYPE_CHECKING:
@@ -140,8 +141,7 @@ class Asks:
 
     def ask(self, device: Device, nbytes: int, timeout: float) -> AskResult:
         """See Device.ask."""
-        if nbytes <= 0:
-            raise ValueError(f"nbytes: expected at least 1 byte, got {nbytes!r}")
+        nbytes = as_bytes(nbytes, "nbytes", least=1)
         deadline = time.monotonic() + timeout
         # Of a chain the level that binds: there room is missing, and its members can give it.
         pool = device._pools()[device.figures().level]

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from memledger import _native
+from memledger.arguments import as_bytes
 from memledger.errors import ClaimRefused, LedgerError, UnknownDevice
 from memledger.views import Snapshot, reading_from, snapshot_from
 
@@ -266,6 +267,7 @@ class Device(_Claiming, _native.Device):
     def try_pin(self, nbytes: int) -> PinClaim | None:
         """Claim `nbytes` of page-locked memory, in whole pages, in the one budget of all members.
         None when it does not fit, after siblings were asked for pins. RAM devices only."""
+        nbytes = as_bytes(nbytes, "nbytes")
         claim = self._pins().claim(nbytes)
         if claim is None and self._pins().device.ask(nbytes, 0.05).credited:
             claim = self._pins().claim(nbytes)
@@ -287,12 +289,12 @@ class Device(_Claiming, _native.Device):
     def pin_ceiling(self, nbytes: int) -> None:
         """The most that all members together may pin, as this process sees it: the smallest of all
         members' counts. By default half of the RAM of each level."""
-        self._pins().ceiling(nbytes)
+        self._pins().ceiling(as_bytes(nbytes, "nbytes"))
 
     def learn_limit(self, nbytes: int | None) -> None:
         """Pinning failed at `nbytes` in all: no member plans with more, until this process says
         None."""
-        self._pins().learn(nbytes)
+        self._pins().learn(None if nbytes is None else as_bytes(nbytes, "nbytes"))
 
     def floor(self, nbytes: int) -> None:
         """RAM that pins must leave free; the highest of all members' counts."""

@@ -11,6 +11,7 @@ import mmap
 import threading
 from typing import TYPE_CHECKING
 
+from memledger.arguments import as_bytes
 from memledger.errors import ClaimRefused
 from memledger.model import KIND_PIN, DeviceSpec, PoolSpec
 
@@ -105,6 +106,7 @@ class Pins:
 
     def settle(self, claim: _native.Claim | None, pinned: int, releasable: int | None) -> None:
         """The pin pool's record, and the pinned facet of the RAM record for dumps."""
+        pinned = as_bytes(pinned, "pinned")
         with self._lock:
             before = self.device.amounts[0]
             # In a forked child nothing of the parent's is pinned.

@@ -307,3 +307,23 @@ def test_private_ledger_pins_for_itself(tmp_path: Path) -> None:
         assert claim is not None
         claim.settle(GiB)
         assert ram.try_pin(32 * GiB) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        (-1, memledger.InvalidFigure),
+        (1 << 64, memledger.InvalidFigure),
+        (True, TypeError),
+        (1.5, TypeError),
+    ],
+)
+def test_pins_and_asks_refuse_what_is_no_number_of_bytes(
+    ledger: memledger.Ledger, value: object, error: type[Exception]
+) -> None:
+    """Failure: try_pin(-1) was granted, since rounding to pages made it 0, and pinned=-1 took the
+    process's pins to 0."""
+    ram = ledger.device("ram")
+    for call in (ram.try_pin, ram.pinned, ram.pin_ceiling, ram.learn_limit, ram.ask):
+        with pytest.raises(error, match="expected"):
+            call(value)  # type: ignore[operator]

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 SOURCES = sorted([*CSRC.rglob("*.c"), *CSRC.rglob("*.h")])
 LAYERS = {"base": 0, "include": 0, "os": 1, "core": 2, "py": 3}
-HOT_CORE = ("record.c", "figures.c", "publish.c", "claim.c")
+HOT_CORE = ("record.c", "figures.c", "publish.c", "claim.c", "claim_object.c")
 
 
 def code_of(path: Path) -> str:
