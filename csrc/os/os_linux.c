@@ -15,8 +15,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LOCK_OFFSET ((off_t)1 << 40) /* far behind any data, so that no tool that locks a whole file by size meets it \
-                                      */
+#define LOCK_OFFSET                                                                                   \
+    ((off_t)1 << 40) /* far behind any data, so that no tool that locks a whole file by size meets it \
+                      */
 #define EINTR_TRIES 100
 #define WAIT_MAX_NS 3600000000000ull
 #define WAIT_STEP_NS 1000000ull
