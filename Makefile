@@ -50,6 +50,7 @@ lint: $(VENV)/.dev
 	@$(BIN)/ruff format --check .
 	@$(BIN)/clang-format --dry-run --Werror $(C_FILES)
 	@$(BIN)/mypy
+	@$(BIN)/basedpyright --level error tests/typing
 	@$(BIN)/python -m pytest -q tests/lint
 
 fix: $(VENV)/.dev

@@ -17,6 +17,7 @@ from memledger.groups import Job, find_leader, short_id
 from memledger.housekeeping import Housekeeping
 from memledger.model import Reading, absent, plausible
 from memledger.readings import RamWatch, Source, resolve
+from memledger.readings.bounded import bounded
 from memledger.views import Member, member_from
 
 _ROLES = {"other": 0, "host": 1, "worker": 2}
@@ -319,7 +320,7 @@ class Ledger(_native.Ledger):
         for pool, source in zip(device._pools(), device._spec.sources, strict=True):
             if source is not None and pool not in self._pool_sources:
                 self._pool_locks[pool] = threading.Lock()
-                self._pool_sources[pool] = source
+                self._pool_sources[pool] = bounded(source)
                 # Finding the device has opened its driver's session already, reading or not.
                 self._read_at[pool] = time.monotonic()
                 self._set_reader(pool, True)

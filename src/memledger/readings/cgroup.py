@@ -62,6 +62,7 @@ class CgroupSource:
     """
 
     timeout_s = 0.2
+    never_blocks = True  # kernel files and memory, no driver
 
     def __init__(self, group: Group) -> None:
         self._group = group

@@ -29,6 +29,7 @@ class Meminfo:
 
     name = "meminfo"
     timeout_s = 0.2
+    never_blocks = True  # kernel files and memory, no driver
 
     def __init__(self, *, root: str = "/", bounded: bool = False, emulated: bool = False) -> None:
         self._root = root

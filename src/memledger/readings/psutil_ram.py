@@ -12,6 +12,7 @@ class PsutilRam:
 
     name = "psutil"
     timeout_s = 0.2
+    never_blocks = True  # kernel files and memory, no driver
 
     def read(self) -> Reading:
         """Never raises for a missing psutil ("no_probe") or a refusing system."""

@@ -15,6 +15,7 @@ class SimulatedCard:
 
     name = "sim"
     timeout_s = 0.25
+    never_blocks = True  # kernel files and memory, no driver
 
     def __init__(self, card: Card) -> None:
         self._card = card
