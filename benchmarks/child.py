@@ -73,6 +73,31 @@ def answer(path: str, count: str, turns: str) -> None:
             turn[0] = 0
 
 
+def victim(path: str, how: str) -> None:
+    """Holds something releasable, and gives a page for each ask: on a thread that waits in serve(),
+    on the housekeeping thread, or ("deaf") never."""
+    from benchmarks.members import joined_device
+
+    device = joined_device(path)
+
+    class Holder:
+        def release_memory(self, _: object, size: int) -> int:
+            device.publish(GIB - size, releasable=GIB - size)
+            return size
+
+    device.publish(GIB, releasable=GIB)
+    ledger = device._ledger
+    ledger.holders.register(Holder(), thread_safe=how == "housekeeping")
+    say("ready")
+    while not stdin_is_closed():
+        if how == "serve":
+            if ledger.serve(0.05):
+                device.publish(GIB, releasable=GIB)
+        else:
+            time.sleep(0.002)
+            device.publish(GIB, releasable=GIB)
+
+
 def claim(path: str, seconds: str, cpu: str) -> None:
     """Claims and cancels flat out, once told to go."""
     from benchmarks.members import joined_device, run_on
@@ -206,7 +231,7 @@ def join_time(path: str) -> None:
 
 ROLES: dict[str, Callable[..., None]] = {
     role.__name__: role
-    for role in (hold, write, answer, claim, spin, spin_ffi, reads, memory, join_time)
+    for role in (hold, write, answer, victim, claim, spin, spin_ffi, reads, memory, join_time)
 }
 
 if __name__ == "__main__":

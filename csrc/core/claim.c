@@ -14,7 +14,7 @@
 #define COLD_ATTEMPTS 64
 #define REFUSAL_TRIES 4
 
-typedef enum outcome { GRANTED, REFUSED, WAITING, HINDERED, LOST } outcome;
+typedef enum outcome { GRANTED, REFUSED, WAITING, HINDERED, LOST, MOVED } outcome;
 
 typedef struct attempt {
     ml_device *device;
@@ -239,11 +239,20 @@ static void publish_grant(attempt *a) {
     }
 }
 
+/* Has an entry of the chain been merged into another or recycled? Looked at after the scan: then every word that was
+ * read was there before others left. */
+static bool any_moved(const ml_device *device) {
+    for (unsigned l = 0; l < device->level_count; l++)
+        if (ml_load_seq_cst(&device->level[l]->entry->state) != device->level[l]->entry_state) return true;
+    return false;
+}
+
 /* One attempt, under M. */
 static outcome attempt_once(attempt *a) {
     a->unknown = false;
     set_pending(a);
     outcome result = scan_levels(a);
+    if (any_moved(a->device)) result = MOVED;
     if (result == GRANTED) {
         if (!commit(a)) return LOST;
         publish_grant(a);
@@ -294,6 +303,8 @@ int ml_claim_acquire(ml_account *account, uint64_t bytes, ml_ticket *ticket, boo
     for (unsigned limit = cold ? COLD_ATTEMPTS : HOT_ATTEMPTS; a.number < limit; a.number++) {
         int status = ml_enter(ledger);
         if (status != ML_OK) return status;
+        account = ml_account_now(account);
+        a.device = account->device;
         if (bytes == 0) {
             *checked = 1;
             return ML_OK;
@@ -308,6 +319,7 @@ int ml_claim_acquire(ml_account *account, uint64_t bytes, ml_ticket *ticket, boo
             return ML_OK;
         }
         ml_lock_release(&ledger->lock);
+        if (result == MOVED) return ML_SLOW_LOST;
         if (result == REFUSED || result == WAITING) return status_of(result);
         if (a.age < 15) a.age++;
         back_off(&a);

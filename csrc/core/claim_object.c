@@ -29,7 +29,7 @@ int ml_claim_run(ml_account *account, uint64_t bytes, uint64_t replacing, uint64
     uint32_t checked = 0;
     int status = ml_claim_acquire(account, now_bytes, ticket, cold, &checked);
     if (status != ML_OK) return status;
-    claim->account = account;
+    claim->account = ml_account_now(account);
     claim->size_bytes = bytes;
     claim->open_bytes = now_bytes;
     claim->deadline_ns = deadline;

@@ -96,7 +96,8 @@ typedef struct ml_local_pool {
     ml_waiters *waiters; /* under M; made when the first waiting word is met */
     /* Housekeeping, under ml_ledger.cold. */
     bool can_read;
-    bool private_fallback; /* the shared table could not take it; tried again by tick */
+    struct ml_local_pool *twin; /* found to be the same entry as that pool of ours, and folded into it; NULL: none */
+    bool private_fallback;      /* the shared table could not take it; tried again by tick */
     os_token refresher;
     uint64_t excluded_newest;              /* under M: the last reading of ours that left dead members out, */
     uint64_t excluded_dead[ML_SLOT_WORDS]; /* and which */
@@ -115,7 +116,8 @@ typedef struct ml_local_pool {
 struct ml_account {
     ml_device *device;
     ml_account *next;
-    ml_amounts amounts; /* under M */
+    ml_amounts amounts;   /* under M */
+    ml_account *moved_to; /* under M: the account that took over, when its device was moved to another chain */
     char name[32];
 };
 
@@ -152,6 +154,7 @@ struct ml_ledger {
     ml_u64 free_seen, prompt_seen; /* what ml_free_epoch and ml_prompt_get returned last */
     /* Cold. */
     ml_u64 cold;
+    bool forked_by_hook; /* in a child: the fork hook ran, so whoever holds `cold` is a thread of this process */
     ml_view *view;
     ml_view *private_view;
     uint64_t plain_cookie; /* where the system has no memory that a child sees wiped */

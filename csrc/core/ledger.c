@@ -83,7 +83,12 @@ int ml_ledger_leave(ml_ledger *ledger) {
     uint32_t *word = ml_wake_raise(ledger);
     ledger->seat = (ml_seat){.me = ML_NO_SLOT};
     ml_ptr_store_release(&ledger->leader, NULL);
-    for (unsigned n = 0; n < ledger->pool_count; n++) ml_ptr_store_release(&ledger->pool[n].change, &ledger->closed);
+    for (unsigned n = 0; n < ledger->pool_count; n++) {
+        /* A reading or a claim that is still on its way must not write into what is another member's soon. */
+        ml_ptr_store_release(&ledger->pool[n].change, &ledger->closed);
+        ledger->pool[n].me = ML_NO_SLOT;
+        ledger->pool[n].own = &ledger->pool[n].scratch;
+    }
     ml_lock_release(&ledger->lock);
     for (unsigned n = 0; n < ledger->pool_count; n++) os_token_drop(&ledger->pool[n].refresher);
     os_token_drop(&seat.token);
@@ -134,9 +139,9 @@ static bool spec_is_valid(const ml_pool_spec *spec) {
 static ml_local_pool *find_pool(ml_ledger *ledger, const char *name) {
     for (unsigned n = 0; n < ledger->pool_count; n++) {
         ml_local_pool *pool = &ledger->pool[n];
-        if (strcmp(pool->key, name) == 0) return pool;
+        if (strcmp(pool->key, name) == 0) return pool->twin ? pool->twin : pool;
         for (unsigned a = 0; a < ML_ALIASES_MAX; a++)
-            if (pool->alias[a][0] && strcmp(pool->alias[a], name) == 0) return pool;
+            if (pool->alias[a][0] && strcmp(pool->alias[a], name) == 0) return pool->twin ? pool->twin : pool;
     }
     return NULL;
 }
@@ -230,8 +235,10 @@ int ml_account_open(ml_device *device, const char *name, ml_account **out) {
         if (account) {
             account->device = device;
             copy_text(account->name, sizeof account->name, name);
+            ml_lock_wait(&device->ledger->lock);
             account->next = device->account.next;
             device->account.next = account;
+            ml_lock_release(&device->ledger->lock);
         }
     }
     ml_cold_unlock(device->ledger);

@@ -73,6 +73,39 @@ static void attach_placed(ml_ledger *ledger, ml_local_pool *pool, ml_view *at, u
     pool->private_fallback = at == ledger->private_view && ledger->view != ledger->private_view;
 }
 
+/* Under M: two of our pools have come to stand for one entry (two names that turned out to be one device). Their bytes
+ * are one sum in one record, so the later pool is folded into the earlier, and devices point to that one. */
+static void fold_into(ml_ledger *ledger, ml_local_pool *pool, ml_local_pool *twin) {
+    twin->held = ml_add_sat(twin->held, pool->held);
+    twin->releasable = ml_add_sat(twin->releasable, pool->releasable);
+    twin->pinned = ml_add_sat(twin->pinned, pool->pinned);
+    twin->claims = ml_add_sat(twin->claims, pool->claims);
+    twin->headroom = ml_max_u64(twin->headroom, pool->headroom);
+    twin->floor_bytes = ml_max_u64(twin->floor_bytes, pool->floor_bytes);
+    twin->limit = ml_min_u64(twin->limit, pool->limit);
+    twin->can_read = twin->can_read || pool->can_read;
+    pool->held = pool->releasable = pool->pinned = pool->claims = pool->headroom = pool->floor_bytes = 0;
+    pool->limit = UINT64_MAX;
+    pool->can_read = pool->private_fallback = false;
+    pool->me = ML_NO_SLOT;
+    pool->own = &pool->scratch;
+    pool->twin = twin;
+    for (ml_device *device = ledger->devices; device; device = device->next) {
+        for (unsigned l = 0; l < device->level_count; l++)
+            if (device->level[l] == pool) device->level[l] = twin;
+        ml_store_release(&device->tag[0], 0); /* what was cached belongs to the other entry */
+    }
+}
+
+static void fold_twins(ml_ledger *ledger) {
+    for (unsigned n = 0; n < ledger->pool_count; n++) {
+        for (unsigned m = 0; m < n && !ledger->pool[n].twin; m++) {
+            ml_local_pool *twin = &ledger->pool[m], *pool = &ledger->pool[n];
+            if (!twin->twin && twin->entry == pool->entry) fold_into(ledger, pool, twin);
+        }
+    }
+}
+
 /* Move everything to `view` and `seat`, in one step for the threads of this process. The old slot is emptied first,
  * while its lock is still ours, so that whoever looks at both sees the bytes at most once. */
 static void move_to(ml_ledger *ledger, ml_view *view, const ml_seat *seat) {
@@ -95,9 +128,11 @@ static void move_to(ml_ledger *ledger, ml_view *view, const ml_seat *seat) {
     ledger->seat = *seat;
     ml_group_forget(ledger);
     for (unsigned n = 0; n < ledger->pool_count; n++) {
-        attach_placed(ledger, &ledger->pool[n], to.view[n], to.index[n], seat->me);
-        ml_pool_republish(ledger, &ledger->pool[n]);
+        if (!ledger->pool[n].twin) attach_placed(ledger, &ledger->pool[n], to.view[n], to.index[n], seat->me);
     }
+    fold_twins(ledger);
+    for (unsigned n = 0; n < ledger->pool_count; n++)
+        if (!ledger->pool[n].twin) ml_pool_republish(ledger, &ledger->pool[n]);
     ledger->rejoin_count++;
     ml_lock_release(&ledger->lock);
     os_wake(word);
@@ -114,7 +149,7 @@ static bool is_lost(const ml_local_pool *pool) {
 static void move_lost_pools(ml_ledger *ledger) {
     for (unsigned n = 0; n < ledger->pool_count; n++) {
         ml_local_pool *pool = &ledger->pool[n];
-        if (!is_lost(pool)) continue;
+        if (pool->twin || !is_lost(pool)) continue;
         ml_view *at;
         unsigned index = 0, me = ledger->view == ledger->private_view ? 0 : ledger->seat.me;
         place(ledger, pool, ledger->view, me, &at, &index);
@@ -122,7 +157,10 @@ static void move_lost_pools(ml_ledger *ledger) {
         ml_lock_wait(&ledger->lock);
         if (pool->me != ML_NO_SLOT && pool->view == ledger->view) ml_slot_clear_pool(pool->view, pool->index, pool->me);
         attach_placed(ledger, pool, at, index, me);
-        ml_pool_republish(ledger, pool);
+        fold_twins(ledger);
+        for (unsigned m = 0; m < ledger->pool_count; m++)
+            if (ledger->pool[m].entry == pool->entry && !ledger->pool[m].twin)
+                ml_pool_republish(ledger, &ledger->pool[m]);
         ml_lock_release(&ledger->lock);
     }
 }
@@ -204,6 +242,7 @@ static void after_fork_in_child(void *context) {
         ledger->sweeps[i] = NULL;
     }
     ml_store_release(&ledger->cold, 0);
+    ledger->forked_by_hook = true;
     ml_lock_release(&ledger->lock);
 }
 
@@ -248,7 +287,10 @@ static void attach_child(ml_ledger *ledger) {
 static void join_after_fork(ml_ledger *ledger) {
     uint64_t limit_ns = os_now_ns() + FORK_STEAL_NS;
     /* A child made by raw clone runs no hooks: then the lock may be held by a thread that does not exist here. */
-    while (!ml_lock_try(&ledger->cold) && os_now_ns() < limit_ns) os_sleep_ns(1000000);
+    while (!ml_lock_try(&ledger->cold)) {
+        if (!ledger->forked_by_hook && os_now_ns() >= limit_ns) break;
+        os_sleep_ns(1000000);
+    }
     if (!ml_is_forked(ledger)) {
         ml_cold_unlock(ledger);
         return; /* another thread of the child was first */

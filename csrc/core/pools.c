@@ -157,7 +157,9 @@ void ml_pool_attach(ml_local_pool *pool, ml_view *view, unsigned index, unsigned
     pool->me = me;
     pool->own = me == ML_NO_SLOT ? &pool->scratch : ml_view_record(view, index, me);
     pool->shift = (unsigned)(shift < 12 ? 12 : shift > 34 ? 34 : shift);
-    pool->entry_state = ml_load_acquire(&entry->state);
+    /* Closed since it was looked up: then it is lost, and tick looks again. */
+    uint64_t state = ml_load_acquire(&entry->state);
+    pool->entry_state = ML_SLOT_STATE(state) == ML_POOL_USED ? state : 0;
     pool->totals_valid = false;
     pool->published = false;
     pool->newest_seen_ns = 0;

@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#define MIRROR_TRIES 64
+
 /* A slot's first publish in a pool. The bit before the bytes: a scan must not miss them. */
 static void first_publish(ml_local_pool *pool) {
     uint64_t newest = ml_load_acquire(&pool->entry->newest);
@@ -98,7 +100,7 @@ int ml_account_apply(ml_account *account, const ml_amounts *new_amounts, uint64_
 int ml_account_publish(ml_account *account, const ml_amounts *amounts) {
     int status = ml_enter(account->device->ledger);
     if (status != ML_OK) return status;
-    status = ml_account_apply(account, amounts, 0, 0);
+    status = ml_account_apply(ml_account_now(account), amounts, 0, 0);
     ml_lock_release(&account->device->ledger->lock);
     return status;
 }
@@ -119,6 +121,7 @@ static bool add_signed(uint64_t *value, int64_t difference) {
 int ml_account_add(ml_account *account, int64_t held, int64_t releasable, int64_t pinned) {
     int status = ml_enter(account->device->ledger);
     if (status != ML_OK) return status;
+    account = ml_account_now(account);
     ml_amounts next = account->amounts;
     if (add_signed(&next.held, held) && add_signed(&next.releasable, releasable) && add_signed(&next.pinned, pinned))
         status = ml_account_apply(account, &next, 0, 0);
@@ -132,7 +135,7 @@ void ml_account_get(const ml_account *account, ml_amounts *out) {
     /* In a forked child the figures are the parent's until this process has joined. */
     if (ml_is_forked(account->device->ledger)) (void)ml_ledger_recover(account->device->ledger, ML_SLOW_FORK);
     ml_lock_wait(&account->device->ledger->lock);
-    *out = account->amounts;
+    *out = ml_account_now((ml_account *)account)->amounts;
     ml_lock_release(&account->device->ledger->lock);
 }
 
@@ -153,14 +156,20 @@ typedef struct share {
 static share take_over(ml_ledger *ledger, ml_device *from, ml_device *to) {
     share sum = {{0, 0, 0}, 0};
     for (ml_account *account = &from->account; account; account = account->next) {
-        account_named(to, account->name)->amounts = account->amounts;
+        ml_account *heir = account_named(to, account->name);
+        /* Added, since the other device may have been in use already. */
+        heir->amounts.held = ml_add_sat(heir->amounts.held, account->amounts.held);
+        heir->amounts.releasable = ml_add_sat(heir->amounts.releasable, account->amounts.releasable);
+        heir->amounts.pinned = ml_add_sat(heir->amounts.pinned, account->amounts.pinned);
+        heir->moved_to = NULL; /* a move back */
+        account->moved_to = heir;
         sum.amounts.held += account->amounts.held;
         sum.amounts.releasable += account->amounts.releasable;
         sum.amounts.pinned += account->amounts.pinned;
         account->amounts = (ml_amounts){0, 0, 0};
     }
     for (ml_claim *claim = ledger->claims; claim; claim = claim->next) {
-        if (claim->account->device != from) continue;
+        if (!claim->account || claim->account->device != from) continue;
         sum.claims += claim->open_bytes;
         claim->account = account_named(to, claim->account->name);
     }
@@ -198,18 +207,50 @@ static void move_params(ml_local_pool *from, ml_local_pool *to) {
     ml_pool_publish_params(from);
 }
 
+/* Floors stand at every level. */
+static void move_floors(const ml_device *from, const ml_device *to) {
+    uint64_t highest = 0;
+    for (unsigned l = 0; l < from->level_count; l++) highest = ml_max_u64(highest, from->level[l]->floor_bytes);
+    if (highest == 0) return;
+    for (unsigned l = 0; l < to->level_count; l++) {
+        to->level[l]->floor_bytes = ml_max_u64(to->level[l]->floor_bytes, highest);
+        ml_pool_publish_params(to->level[l]);
+    }
+    for (unsigned l = 0; l < from->level_count; l++) {
+        if (has_level(to, from->level[l])) continue;
+        from->level[l]->floor_bytes = 0;
+        ml_pool_publish_params(from->level[l]);
+    }
+}
+
+/* Accounts of the same names at `to`, then M: another thread may be making one meanwhile. */
+static int enter_with_accounts(ml_device *from, ml_device *to) {
+    for (int i = 0; i < MIRROR_TRIES; i++) {
+        bool all = true;
+        int status = ml_enter_wait(from->ledger);
+        if (status != ML_OK) return status;
+        char missing[sizeof from->account.name] = "";
+        for (const ml_account *account = from->account.next; account && all; account = account->next) {
+            all = account_named(to, account->name) != NULL;
+            if (!all) memcpy(missing, account->name, sizeof missing);
+        }
+        if (all) return ML_OK;
+        ml_lock_release(&from->ledger->lock);
+        ml_account *made;
+        status = ml_account_open(to, missing, &made);
+        if (status != ML_OK) return status;
+    }
+    return ML_BUSY;
+}
+
 int ml_device_move(ml_device *from, ml_device *to) {
     if (from == to) return ML_OK;
     if (from->ledger != to->ledger) return ML_ERR_ARGUMENT;
-    for (const ml_account *account = from->account.next; account; account = account->next) {
-        ml_account *made;
-        int status = ml_account_open(to, account->name, &made);
-        if (status != ML_OK) return status;
-    }
-    int status = ml_enter_wait(from->ledger);
+    int status = enter_with_accounts(from, to);
     if (status != ML_OK) return status;
     share s = take_over(from->ledger, from, to);
     move_params(from->level[0], to->level[0]);
+    move_floors(from, to);
     /* New levels first, so that the bytes are missing from no figure; levels of both chains keep what they have. */
     for (unsigned l = to->level_count; l-- > 0;) {
         if (has_level(from, to->level[l])) continue;

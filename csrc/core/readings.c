@@ -284,6 +284,10 @@ int ml_reading_end(ml_ledger *ledger, const ml_reading_op *op, const ml_reading 
     uint64_t end_ns = os_now_ns(), took_ns = end_ns - op->begin_ns;
     ml_lock_wait(&ledger->lock);
     ml_local_pool *pool = &ledger->pool[op->pool];
+    if (ml_load_relaxed(&ledger->closed)) {
+        ml_lock_release(&ledger->lock);
+        return ML_ERR_CLOSED;
+    }
     if (reading->reason == ML_REASON_NONE && took_ns > period_of(pool)) {
         ml_lock_release(&ledger->lock);
         return ML_NOT_READY;

@@ -164,7 +164,9 @@ static void carry_all(ml_ledger *ledger, const ml_sweep *sweep) {
     sweep_state *state = sweep->state;
     if (state->me == ML_NO_SLOT) return; /* no ring of readings to write into; the next reader corrects it */
     ml_lock_wait(&ledger->lock);
-    for (unsigned p = 0; p < state->view->pool_count; p++)
+    /* Left, or moved to another slot since: then that ring is no longer ours to write. */
+    bool ours = ledger->seat.slot && ledger->seat.me == state->me && ledger->view == state->view;
+    for (unsigned p = 0; ours && p < state->view->pool_count; p++)
         if (!left_out(ledger, state->view, p, sweep->dead)) ml_reading_carry(state->view, p, state->me, sweep->dead);
     ml_lock_release(&ledger->lock);
 }

@@ -8,12 +8,9 @@ static int module_exec(PyObject *module) {
     return 0;
 }
 
-static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, (void *)module_exec},
-#ifdef Py_GIL_DISABLED
-                                          /* Writers are serialised in C, and nothing mutable is file-scope. */
-                                          {Py_mod_gil, Py_MOD_GIL_NOT_USED},
-#endif
-                                          {0, NULL}};
+/* No Py_mod_gil slot: the cached figures of native_hot.c are guarded by the GIL, so a free-threaded interpreter turns
+ * it on again for this module. Nobody has built it there yet. */
+static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, (void *)module_exec}, {0, NULL}};
 
 static struct PyModuleDef module_def = {
     PyModuleDef_HEAD_INIT,

@@ -116,6 +116,8 @@ PyObject *native_module_unlink(PyObject *module, PyObject *argument);
 PyObject *native_raise_named(const char *name, PyObject *argument);
 /* Has this process been forked since the ledger last looked? Then tell its Python side. False: an exception is set. */
 bool native_note_fork(LedgerObject *ledger);
+/* In a forked child the process joins anew, and its Python side hears of it. False: an exception is set. */
+bool native_is_joined(LedgerObject *ledger);
 bool native_add_types(PyObject *module);
 extern PyMethodDef native_module_methods[];
 /* native_group.c */

@@ -112,6 +112,11 @@ bool native_note_fork(LedgerObject *ledger) {
     return done != NULL;
 }
 
+bool native_is_joined(LedgerObject *ledger) {
+    if (ml_is_forked(ledger->core) && !native_recover(ledger, ML_SLOW_FORK)) return false;
+    return native_note_fork(ledger);
+}
+
 bool native_recover(LedgerObject *ledger, int status) {
     int result;
     Py_BEGIN_ALLOW_THREADS;
@@ -209,6 +214,7 @@ PyObject *native_ledger_snapshot(PyObject *self, PyObject *pool_object) {
     unsigned long pool = PyLong_AsUnsignedLong(pool_object);
     int status;
     if (pool == (unsigned long)-1 && PyErr_Occurred()) return NULL;
+    if (!native_is_joined((LedgerObject *)self)) return NULL;
     ml_snapshot *snapshot = malloc(sizeof *snapshot);
     if (!snapshot) return PyErr_NoMemory();
     Py_BEGIN_ALLOW_THREADS;
@@ -222,6 +228,7 @@ PyObject *native_ledger_snapshot(PyObject *self, PyObject *pool_object) {
 
 static PyObject *members_of(PyObject *self, unsigned (*list)(ml_ledger *, ml_member *, unsigned)) {
     unsigned count;
+    if (!native_is_joined((LedgerObject *)self)) return NULL;
     ml_member *members = malloc(ML_SLOTS_MAX * sizeof *members);
     if (!members) return PyErr_NoMemory();
     Py_BEGIN_ALLOW_THREADS;
@@ -276,6 +283,7 @@ PyObject *native_account_claim_run(PyObject *self_object, PyObject *args) {
         return NULL;
     if (ttl != Py_None && !native_seconds(ttl, "ttl", &request.ttl_ns)) return NULL;
     if (ttl != Py_None && request.ttl_ns == 0) request.ttl_ns = 1; /* 0 s is over at once, not never */
+    if (!native_is_joined(self->ledger)) return NULL;
     ml_amounts own;
     ml_account_get(self->account, &own);
     if (request.replacing > own.held)
@@ -344,6 +352,7 @@ PyObject *native_device_move(PyObject *self_object, PyObject *to_object) {
     self->base.account = ml_device_account(to);
     memset(self->cache.tag, 0, sizeof self->cache.tag); /* computed on the old chain */
     self->free_bytes = UINT64_MAX;
+    Py_CLEAR(self->free_object); /* the old chain's */
     Py_RETURN_NONE;
 }
 

@@ -9,12 +9,6 @@ static ml_ledger *core_of(PyObject *self) {
     return ((LedgerObject *)self)->core;
 }
 
-/* In a forked child the process joins anew, and its Python side hears of it. False: an exception is set. */
-static bool is_joined(LedgerObject *ledger) {
-    if (ml_is_forked(ledger->core) && !native_recover(ledger, ML_SLOW_FORK)) return false;
-    return native_note_fork(ledger);
-}
-
 /* _follow(slot | None, generation) */
 PyObject *native_ledger_follow(PyObject *self, PyObject *args) {
     PyObject *slot_object;
@@ -31,7 +25,7 @@ PyObject *native_ledger_follow(PyObject *self, PyObject *args) {
 
 /* (slot, generation) of the leader, or None */
 PyObject *native_ledger_leader(PyObject *self, PyObject *unused) {
-    if (!is_joined((LedgerObject *)self)) return NULL;
+    if (!native_is_joined((LedgerObject *)self)) return NULL;
     uint64_t generation = 0;
     (void)unused;
     unsigned slot;
@@ -48,7 +42,7 @@ static PyObject *led(int status, const char *what) {
 }
 
 PyObject *native_ledger_prompt_begin(PyObject *self, PyObject *id_object) {
-    if (!is_joined((LedgerObject *)self)) return NULL;
+    if (!native_is_joined((LedgerObject *)self)) return NULL;
     const char *id = PyUnicode_AsUTF8AndSize(id_object, NULL);
     if (!id) return NULL;
     int status;
@@ -59,7 +53,7 @@ PyObject *native_ledger_prompt_begin(PyObject *self, PyObject *id_object) {
 }
 
 PyObject *native_ledger_prompt_end(PyObject *self, PyObject *unused) {
-    if (!is_joined((LedgerObject *)self)) return NULL;
+    if (!native_is_joined((LedgerObject *)self)) return NULL;
     int status;
     (void)unused;
     Py_BEGIN_ALLOW_THREADS;
@@ -70,7 +64,7 @@ PyObject *native_ledger_prompt_end(PyObject *self, PyObject *unused) {
 
 /* (sequence, id, active) or None */
 PyObject *native_ledger_prompt(PyObject *self, PyObject *unused) {
-    if (!is_joined((LedgerObject *)self)) return NULL;
+    if (!native_is_joined((LedgerObject *)self)) return NULL;
     ml_prompt prompt;
     (void)unused;
     if (ml_prompt_get(core_of(self), &prompt) != ML_OK) Py_RETURN_NONE;
@@ -80,7 +74,7 @@ PyObject *native_ledger_prompt(PyObject *self, PyObject *unused) {
 
 /* _request_free(flags, all) -> bool: False where there is no group */
 PyObject *native_ledger_request_free(PyObject *self, PyObject *args) {
-    if (!is_joined((LedgerObject *)self)) return NULL;
+    if (!native_is_joined((LedgerObject *)self)) return NULL;
     unsigned flags;
     int all, status;
     if (!PyArg_ParseTuple(args, "Ip", &flags, &all)) return NULL;
@@ -91,7 +85,7 @@ PyObject *native_ledger_request_free(PyObject *self, PyObject *args) {
 }
 
 PyObject *native_ledger_free_epoch(PyObject *self, PyObject *unused) {
-    if (!is_joined((LedgerObject *)self)) return NULL;
+    if (!native_is_joined((LedgerObject *)self)) return NULL;
     unsigned flags = 0;
     (void)unused;
     uint64_t epoch = ml_free_epoch(core_of(self), &flags);
@@ -99,7 +93,7 @@ PyObject *native_ledger_free_epoch(PyObject *self, PyObject *unused) {
 }
 
 PyObject *native_ledger_count(PyObject *self, PyObject *args) {
-    if (!is_joined((LedgerObject *)self)) return NULL;
+    if (!native_is_joined((LedgerObject *)self)) return NULL;
     unsigned counter;
     unsigned long long n = 1;
     if (!PyArg_ParseTuple(args, "I|K", &counter, &n)) return NULL;
@@ -114,7 +108,7 @@ PyObject *native_ledger_count(PyObject *self, PyObject *args) {
 
 /* _asking(True) -> ticket; _asking(False) */
 PyObject *native_ledger_asking(PyObject *self, PyObject *begin) {
-    if (!is_joined((LedgerObject *)self)) return NULL;
+    if (!native_is_joined((LedgerObject *)self)) return NULL;
     int truth = PyObject_IsTrue(begin);
     if (truth < 0) return NULL;
     uint64_t ticket = 0;
@@ -129,7 +123,7 @@ PyObject *native_ledger_asking(PyObject *self, PyObject *begin) {
 
 /* _ask_send(pool, victim, nbytes) -> (status, ask as opaque bytes) */
 PyObject *native_ledger_ask_send(PyObject *self, PyObject *args) {
-    if (!is_joined((LedgerObject *)self)) return NULL;
+    if (!native_is_joined((LedgerObject *)self)) return NULL;
     unsigned pool, victim;
     PyObject *bytes_object;
     uint64_t bytes;
@@ -158,7 +152,7 @@ static bool ask_from(PyObject *object, void *out, size_t size) {
 
 /* _ask_poll(ask) -> (status, outcome, bytes) */
 PyObject *native_ledger_ask_poll(PyObject *self, PyObject *object) {
-    if (!is_joined((LedgerObject *)self)) return NULL;
+    if (!native_is_joined((LedgerObject *)self)) return NULL;
     ml_ask ask;
     int status, outcome = 0;
     uint64_t bytes = 0;
@@ -171,7 +165,7 @@ PyObject *native_ledger_ask_poll(PyObject *self, PyObject *object) {
 }
 
 PyObject *native_ledger_ask_withdraw(PyObject *self, PyObject *object) {
-    if (!is_joined((LedgerObject *)self)) return NULL;
+    if (!native_is_joined((LedgerObject *)self)) return NULL;
     ml_ask ask;
     int status;
     if (!ask_from(object, &ask, sizeof ask)) return NULL;
@@ -184,7 +178,7 @@ PyObject *native_ledger_ask_withdraw(PyObject *self, PyObject *object) {
 
 /* _request_next() -> (request as opaque bytes, pool, nbytes, asker) or None */
 PyObject *native_ledger_request_next(PyObject *self, PyObject *unused) {
-    if (!is_joined((LedgerObject *)self)) return NULL;
+    if (!native_is_joined((LedgerObject *)self)) return NULL;
     ml_request request;
     int status;
     (void)unused;
@@ -199,7 +193,7 @@ PyObject *native_ledger_request_next(PyObject *self, PyObject *unused) {
 
 /* _request_answer(request, outcome, nbytes) -> bool: False when the ask was taken back */
 PyObject *native_ledger_request_answer(PyObject *self, PyObject *args) {
-    if (!is_joined((LedgerObject *)self)) return NULL;
+    if (!native_is_joined((LedgerObject *)self)) return NULL;
     PyObject *object, *bytes_object;
     const char *outcome_name;
     ml_request request;
@@ -218,7 +212,7 @@ PyObject *native_ledger_request_answer(PyObject *self, PyObject *args) {
 
 /* _victims(pool) -> [(slot, generation, held, releasable, asking, window, prompt)] */
 PyObject *native_ledger_victims(PyObject *self, PyObject *pool_object) {
-    if (!is_joined((LedgerObject *)self)) return NULL;
+    if (!native_is_joined((LedgerObject *)self)) return NULL;
     ml_victim victims[ML_SLOTS_MAX];
     unsigned long pool = PyLong_AsUnsignedLong(pool_object);
     if (pool == (unsigned long)-1 && PyErr_Occurred()) return NULL;
@@ -243,7 +237,7 @@ PyObject *native_ledger_victims(PyObject *self, PyObject *pool_object) {
 
 /* _window_open(max_s) -> seconds waited, or None when others kept opening */
 PyObject *native_device_window_open(PyObject *self, PyObject *seconds) {
-    if (!is_joined(((DeviceObject *)self)->base.ledger)) return NULL;
+    if (!native_is_joined(((DeviceObject *)self)->base.ledger)) return NULL;
     uint64_t max_ns, waited_ns = 0;
     int status;
     if (!native_seconds(seconds, "max_s", &max_ns)) return NULL;
@@ -257,7 +251,7 @@ PyObject *native_device_window_open(PyObject *self, PyObject *seconds) {
 }
 
 PyObject *native_device_window_close(PyObject *self, PyObject *unused) {
-    if (!is_joined(((DeviceObject *)self)->base.ledger)) return NULL;
+    if (!native_is_joined(((DeviceObject *)self)->base.ledger)) return NULL;
     ml_device *device = ((DeviceObject *)self)->device;
     (void)unused;
     Py_BEGIN_ALLOW_THREADS;
@@ -267,7 +261,7 @@ PyObject *native_device_window_close(PyObject *self, PyObject *unused) {
 }
 
 PyObject *native_device_wait_clear(PyObject *self, PyObject *seconds) {
-    if (!is_joined(((DeviceObject *)self)->base.ledger)) return NULL;
+    if (!native_is_joined(((DeviceObject *)self)->base.ledger)) return NULL;
     uint64_t ns;
     int status;
     if (!native_seconds(seconds, "timeout", &ns)) return NULL;
@@ -279,7 +273,7 @@ PyObject *native_device_wait_clear(PyObject *self, PyObject *seconds) {
 }
 
 PyObject *native_device_pin_room(PyObject *self, PyObject *unused) {
-    if (!is_joined(((DeviceObject *)self)->base.ledger)) return NULL;
+    if (!native_is_joined(((DeviceObject *)self)->base.ledger)) return NULL;
     uint64_t bytes = 0;
     int status;
     (void)unused;
@@ -293,7 +287,7 @@ PyObject *native_device_pin_room(PyObject *self, PyObject *unused) {
 }
 
 PyObject *native_device_set_floor(PyObject *self, PyObject *value) {
-    if (!is_joined(((DeviceObject *)self)->base.ledger)) return NULL;
+    if (!native_is_joined(((DeviceObject *)self)->base.ledger)) return NULL;
     uint64_t bytes;
     int status;
     if (!native_bytes(value, "floor", &bytes)) return NULL;
@@ -306,7 +300,7 @@ PyObject *native_device_set_floor(PyObject *self, PyObject *value) {
 
 /* _set_level_limit(level, nbytes | None) */
 PyObject *native_device_set_level_limit(PyObject *self, PyObject *args) {
-    if (!is_joined(((DeviceObject *)self)->base.ledger)) return NULL;
+    if (!native_is_joined(((DeviceObject *)self)->base.ledger)) return NULL;
     unsigned level;
     PyObject *value;
     uint64_t bytes = UINT64_MAX;

@@ -9,6 +9,7 @@ PyObject *native_ledger_reading(PyObject *self, PyObject *pool_object) {
     unsigned long pool = PyLong_AsUnsignedLong(pool_object);
     if (pool == (unsigned long)-1 && PyErr_Occurred()) return NULL;
     memset(&reading, 0, sizeof reading);
+    if (!native_is_joined((LedgerObject *)self)) return NULL;
     Py_BEGIN_ALLOW_THREADS;
     (void)ml_reading_get(((LedgerObject *)self)->core, (unsigned)pool, &reading);
     Py_END_ALLOW_THREADS;
@@ -24,6 +25,7 @@ PyObject *native_ledger_reading_begin(PyObject *self, PyObject *args) {
     int status;
     if (!PyArg_ParseTuple(args, "I|z#", &pool, &dead, &length)) return NULL;
     uint64_t bits[ML_SLOTS_MAX / 64] = {0};
+    if (!native_is_joined((LedgerObject *)self)) return NULL;
     if (dead && length == (Py_ssize_t)sizeof bits) memcpy(bits, dead, sizeof bits);
     Py_BEGIN_ALLOW_THREADS;
     status = ml_reading_begin(((LedgerObject *)self)->core, pool, bits, &op);
@@ -135,7 +137,7 @@ static void sweep_capsule_free(PyObject *capsule) {
 /* _sweep_begin(full) -> None: nobody is dead. Else (capsule, dead bitmap, pools that want a reading, count). */
 PyObject *native_ledger_sweep_begin(PyObject *self, PyObject *full) {
     int status, everywhere = PyObject_IsTrue(full);
-    if (everywhere < 0) return NULL;
+    if (everywhere < 0 || !native_is_joined((LedgerObject *)self)) return NULL;
     sweep_holder *holder = calloc(1, sizeof *holder);
     if (!holder) return PyErr_NoMemory();
     holder->ledger = ((LedgerObject *)self)->core;

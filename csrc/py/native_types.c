@@ -183,9 +183,11 @@ static void claim_dealloc(PyObject *self_object) {
             status = ml_claim_cancel(&self->claim);
             if (status >= ML_SLOW_LOCK) (void)ml_ledger_recover(core, status);
         }
-        ml_claim_forget(&self->claim); /* whatever came of it: the ledger must not point into freed memory */
         Py_END_ALLOW_THREADS;
     }
+    /* Whatever came of it: the ledger must not point into freed memory, and housekeeping may be unlinking it just now.
+     */
+    if (self->claim.account) ml_claim_forget(&self->claim);
     Py_XDECREF(self->owner);
     object_free(self_object);
 }

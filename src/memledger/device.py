@@ -195,7 +195,7 @@ class Device(_Claiming, _native.Device):
         """This process draws from another chain now (it was moved to another control group): take
         everything that was published and claimed along. The object stays the same."""
         self._move(Device(self._ledger, spec))
-        for account in self._accounts.values():
+        for account in list(self._accounts.values()):
             account._rebind(self)
         self._spec = spec
         self.key = spec.key

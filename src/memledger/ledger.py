@@ -89,6 +89,7 @@ class Ledger(_native.Ledger):
         self._settling = []
         self._ram_device = None
         self._ram_watch = None
+        self._ram_moved = False
         self._full_sweep_at = 0.0
         self._closed = False
         self.group = name
@@ -119,6 +120,7 @@ class Ledger(_native.Ledger):
     _settling: list[tuple[float, int, bytes, bool]]
     _ram_device: Device | None
     _ram_watch: RamWatch | None
+    _ram_moved: bool
     _full_sweep_at: float
     _housekeeping: Housekeeping
 
@@ -307,7 +309,11 @@ class Ledger(_native.Ledger):
         """A process that was moved to another control group draws from another chain: once a round,
         0.2 ms, where a RAM device is open."""
         device = self._ram_device
-        if device is None or self._ram_watch is None or not self._ram_watch.changed():
+        if device is None or self._ram_watch is None:
+            return
+        # Kept until the work is done: what fails half-way is tried again.
+        self._ram_moved = self._ram_watch.changed() or self._ram_moved
+        if not self._ram_moved:
             return
         spec = resolve(device.name)
         with self._lock:
@@ -315,6 +321,7 @@ class Ledger(_native.Ledger):
             self._adopt_sources(device)
             self._devices = {k: d for k, d in self._devices.items() if d is not device}
             self._devices[spec.key] = self._devices[device.name] = device
+        self._ram_moved = False
 
     def _adopt_sources(self, device: Device) -> None:
         for pool, source in zip(device._pools(), device._spec.sources, strict=True):
@@ -403,7 +410,10 @@ class Ledger(_native.Ledger):
             # One process's view never enters the segment: others would take it for the device's.
             self._reading_local(pool, *fields)
             return True
-        return bool(self._reading_end(begun, *fields) == 0)
+        status = self._reading_end(begun, *fields)
+        if status == _NOT_READY:
+            self._reader_failed(pool, "probe_failed")  # slower than a period: let another try
+        return bool(status == 0)
 
     def _reader_failed(self, pool: int, reason: str | None) -> None:
         """Leave the pool to members that can read it; try again with a growing back-off. A GPU that

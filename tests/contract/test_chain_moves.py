@@ -88,3 +88,68 @@ def test_chain_moves_when_the_watch_says_so(
     assert (ram.key, ledger.device("ram") is ram) == ("cgroup:moved", True)
     assert held(ledger, "cgroup:moved")[0] == GIB
     assert before not in ledger._devices
+
+
+def test_chain_moves_onto_a_device_in_use_and_forgets_what_it_had_cached(
+    ledger: memledger.Ledger,
+) -> None:
+    """Failures: bytes of the device that was moved onto stayed for ever; and free() answered the
+    number of the chain that was left, where the new one has no figure."""
+    from memledger.device import Device
+
+    ram, used = Device(ledger, spec("d")), Device(ledger, spec("e"))
+    for level in range(2):
+        ram._set_level_limit(level, 8 * GIB)
+    ram.publish(3 * GIB)
+    used.publish(5 * GIB)
+    ram.floor(GIB)
+    assert ram.free() == 0
+    ram._follow_chain(spec("e"))
+    assert held(ledger, "cgroup:e")[0] == 8 * GIB
+    used.publish(0)
+    assert held(ledger, "cgroup:e")[0] == 0
+    assert held(ledger, "cgroup:d")[0] == 0
+    assert ledger._check() == []
+
+
+def test_chain_moves_under_a_claim_that_is_settled_through_the_old_handle(
+    ledger: memledger.Ledger,
+) -> None:
+    from memledger.device import Device
+
+    ram = Device(ledger, spec("f"))
+    part = ram.account("part")
+    ram._set_level_limit(0, 64 * GIB)
+    claim = part.claim(3 * GIB)
+    old = Device(ledger, spec("f"))
+    ram._follow_chain(spec("g"))
+    claim.settle(held=2 * GIB)
+    old.publish(GIB)  # a handle of the chain that was left: it publishes where the device is now
+    assert held(ledger, "cgroup:f") == (0, 0, 0)
+    assert held(ledger, "cgroup:g") == (3 * GIB, 0, 0)
+
+
+def test_chain_move_that_fails_is_tried_again(
+    ledger: memledger.Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from memledger import ledger as module
+
+    class Watch:
+        def __init__(self) -> None:
+            self.answers = [True]
+
+        def changed(self) -> bool:
+            return bool(self.answers and self.answers.pop())
+
+    ram = ledger.device("ram")
+    monkeypatch.setattr(ledger, "_ram_watch", Watch())
+
+    def fails(name: str) -> DeviceSpec:
+        raise OSError("not now")
+
+    monkeypatch.setattr(module, "resolve", fails)
+    with pytest.raises(OSError, match="not now"):
+        ledger._follow_ram()
+    monkeypatch.setattr(module, "resolve", lambda name: spec("later"))
+    ledger._follow_ram()
+    assert ram.key == "cgroup:later"

@@ -133,3 +133,50 @@ def test_chain_takes_the_smallest_level(tmp_path: Path, levels: int) -> None:
     chain.publish(held=2 * GIB)
     assert chain.figures().free == (min(totals) - 2) * GIB
     assert chain.figures().level == totals.index(min(totals))
+
+
+def test_two_names_open_in_one_process_become_one_sum(tmp_path: Path) -> None:
+    """Failure: after the merge both names wrote the same record, each over the other's sum, and a
+    claim of bytes that were held was granted."""
+    both, knows, stranger = (ledger(tmp_path / "segment") for _ in range(3))
+    first, second = device(both, "GPU-a1"), device(both, "pci:0000:0a:00.0")
+    first.publish(held=10 * GIB)
+    second.publish(held=5 * GIB)
+    device(knows, "GPU-a1", "pci:0000:0a:00.0")
+    both._tick()
+    seen = device(stranger, "GPU-a1")
+    assert seen.figures().held == 15 * GIB
+    first.publish(held=11 * GIB)
+    assert seen.figures().held == 16 * GIB
+    second.publish(held=0)
+    assert seen.figures().held == 11 * GIB
+    assert seen._claim_run(14 * GIB, 0, None, 0.0)[0] != OK
+    assert stranger._check() == []
+
+
+def test_claim_on_an_entry_that_was_merged_away_looks_at_the_other(tmp_path: Path) -> None:
+    """Failure: a member that had not noticed the merge yet claimed against an entry which the
+    others had left already."""
+    holder, late, knows = (ledger(tmp_path / "segment") for _ in range(3))
+    held = device(holder, "pci:0000:0b:00.0")
+    behind = device(late, "pci:0000:0b:00.0")
+    held.publish(held=20 * GIB)
+    device(knows, "GPU-b1")
+    device(ledger(tmp_path / "segment"), "GPU-b1", "pci:0000:0b:00.0")
+    holder._tick()
+    assert behind._claim_run(20 * GIB, 0, None, 0.0)[0] != OK
+    assert behind._claim_run(4 * GIB, 0, None, 0.0)[0] == OK
+
+
+def test_leaving_takes_the_ring_of_readings_along(tmp_path: Path) -> None:
+    """Failure: a reading that was on its way when its member left was written into the next
+    owner's ring."""
+    one, two = ledger(tmp_path / "segment"), ledger(tmp_path / "segment")
+    mine = device(one, "GPU-c1", limit=None)
+    theirs = device(two, "GPU-c1", limit=None)
+    begun = one._reading_begin(mine._pools()[0])
+    one._leave()
+    ledger(tmp_path / "segment")  # takes the slot
+    status = one._reading_end(begun, "x", GIB, GIB, 0, None, None, "device", None, 0)
+    assert status != OK
+    assert theirs.free() is None
