@@ -467,9 +467,15 @@ def test_group_survives_a_segment_that_is_replaced(
     third = join(spawn, "x", "other", "A")
     host.run("ledger.prompt_begin('p')")
     segment.unlink()
-    wait_until(lambda: leader_of(worker)[0] == "A-host" and segment.exists())
-    wait_until(lambda: leader_of(third)[0] == "A-host")
-    wait_until(lambda: leader_of(host)[0] == "A-host")
+
+    def moved(member: Member) -> bool:
+        return segment.exists() and member.call("info")["file_id"] == segment.stat().st_ino
+
+    # In the new one, each of them: until then they may follow the host in the old mapping.
+    for member in (host, worker, third):
+        wait_until(lambda member=member: moved(member))
+    for member in (host, worker, third):
+        wait_until(lambda member=member: leader_of(member)[0] == "A-host")
     assert host.run("ledger.prompt_begin('q')") is True
     assert worker.run("ledger.job('q').interrupt()") is True
     assert third.run("ledger.interrupted()") is True
