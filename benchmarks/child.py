@@ -82,11 +82,13 @@ def victim(path: str, how: str) -> None:
 
     class Holder:
         def release_memory(self, _: object, size: int) -> int:
-            device.publish(GIB - size, releasable=GIB - size)
+            left = device.amounts[0] - size
+            device.publish(left, releasable=left)
             return size
 
     device.publish(GIB, releasable=GIB)
     ledger = device._ledger
+    ledger._devices[device.key] = device  # as if Ledger.device() had opened it
     ledger.holders.register(Holder(), thread_safe=how == "housekeeping")
     say("ready")
     while not stdin_is_closed():

@@ -40,8 +40,7 @@ def test_job_flag_with_a_leader(paired: Bench, path: str) -> None:
 def test_ask_is_answered(once: Any, rows: list[Row], path: str, where: str, size: Size) -> None:
     """From the ask to its answer, with a victim whose thread waits for it."""
     device = joined_device(path)
-    with children(Child("victim", path, where)) as (victim,):
-        victim.reply()
+    with children(Child("victim", path, where)):
         took: list[float] = []
 
         def asks() -> None:
@@ -65,8 +64,7 @@ def test_ask_ends_by_its_deadline(once: Any, rows: list[Row], path: str, size: S
     """A victim that never answers."""
     device = joined_device(path)
     late: list[float] = []
-    with children(Child("victim", path, "deaf")) as (victim,):
-        victim.reply()
+    with children(Child("victim", path, "deaf")):
 
         def asks() -> None:
             for _ in range(3 if size.quick else 20):
