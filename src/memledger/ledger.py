@@ -520,7 +520,8 @@ def join(
     group: str | None = None,
     path: str | os.PathLike[str] | None = None,
 ) -> Ledger:
-    """Join the ledger; the same handle again for the same path in one process.
+    """Join the ledger; the same handle again for the same path in one process. The first call's
+    label, role and group count, and leave() on it is for all of the process.
 
     label: what people see, cut at 63 bytes. role: "host", "worker" or "other".
     group: name shared by a host and its workers; else MEMLEDGER_GROUP, else found (groups.py).
