@@ -28,6 +28,16 @@ def held(ledger: memledger.Ledger, key: str) -> tuple[int, int, int]:
     return figures.held, figures.pinned, figures.claimed
 
 
+class Watch:
+    """Says once that the process was moved."""
+
+    def __init__(self) -> None:
+        self.answers = [True]
+
+    def changed(self) -> bool:
+        return bool(self.answers and self.answers.pop())
+
+
 @pytest.fixture
 def ledger(tmp_path: Path) -> Any:
     with memledger.join(label="mover", path=tmp_path / "segment") as joined:
@@ -71,13 +81,6 @@ def test_chain_moves_when_the_watch_says_so(
 ) -> None:
     """Housekeeping asks once a round, and resolves "ram" again."""
     from memledger import ledger as module
-
-    class Watch:
-        def __init__(self) -> None:
-            self.answers = [True]
-
-        def changed(self) -> bool:
-            return bool(self.answers and self.answers.pop())
 
     ram = ledger.device("ram")
     ram.publish(GIB)
@@ -133,13 +136,6 @@ def test_chain_move_that_fails_is_tried_again(
     ledger: memledger.Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from memledger import ledger as module
-
-    class Watch:
-        def __init__(self) -> None:
-            self.answers = [True]
-
-        def changed(self) -> bool:
-            return bool(self.answers and self.answers.pop())
 
     ram = ledger.device("ram")
     monkeypatch.setattr(ledger, "_ram_watch", Watch())
