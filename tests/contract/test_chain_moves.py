@@ -149,3 +149,16 @@ def test_chain_move_that_fails_is_tried_again(
     monkeypatch.setattr(module, "resolve", lambda name: spec("later"))
     ledger._follow_ram()
     assert ram.key == "cgroup:later"
+
+
+def test_chain_without_a_figure_answers_none_and_not_what_was_cached(
+    ledger: memledger.Ledger,
+) -> None:
+    from memledger.device import Device
+
+    ram = Device(ledger, spec("h"))
+    begun = ledger._reading_begin(ram._pools()[0])
+    assert ledger._reading_end(begun, "x", 8 * GIB, 8 * GIB, 0, None, None, "device", None, 0) == 0
+    assert ram.free() == 8 * GIB
+    ram._follow_chain(spec("i"))
+    assert [ram.free(), ram.free(), ram.figures().free] == [None, None, None]

@@ -158,10 +158,10 @@ def test_claim_on_an_entry_that_was_merged_away_looks_at_the_other(tmp_path: Pat
     """Failure: a member that had not noticed the merge yet claimed against an entry which the
     others had left already."""
     holder, late, knows = (ledger(tmp_path / "segment") for _ in range(3))
+    device(knows, "GPU-b1")  # first, so that it is the entry which stays
     held = device(holder, "pci:0000:0b:00.0")
     behind = device(late, "pci:0000:0b:00.0")
     held.publish(held=20 * GIB)
-    device(knows, "GPU-b1")
     device(ledger(tmp_path / "segment"), "GPU-b1", "pci:0000:0b:00.0")
     holder._tick()
     assert behind._claim_run(20 * GIB, 0, None, 0.0)[0] != OK
