@@ -1,0 +1,28 @@
+"""One module per decision of ComfyUI: the only place that knows its names.
+
+Each has
+    NAME      its behaviour, as the settings call it
+    ROWS      the rows of docs/comfyui.md that it serves
+    ROLES     the processes it runs in: "host", "worker"
+    REQUIRES  modules that must be loaded; it is installed right behind the last one's import
+    install(context) -> str | None
+              probes every name, wraps or sets what is there; None: on; else why it is off. It runs
+              again behind a reload: wraps find themselves, anything else must too
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+
+_MODULES = ("row06_free",)
+
+
+def rows() -> tuple[ModuleType, ...]:
+    """All adapter modules, in the order in which they are installed."""
+    return tuple(import_module(f"{__name__}.{name}") for name in _MODULES)
+
+
+def names() -> tuple[str, ...]:
+    """The behaviours that can be switched."""
+    return tuple(row.NAME for row in rows())

@@ -1,0 +1,90 @@
+"""What every adapter gets: the settings, the link to the ledger, the wraps, the publisher."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+from memledger_comfy import log
+from memledger_comfy.link import Link
+from memledger_comfy.publisher import Publisher
+from memledger_comfy.settings import Settings
+from memledger_comfy.wraps import Wraps
+
+MM = "comfy.model_management"
+
+
+class Context:
+    """One per process. `role`: "host" or "worker"."""
+
+    def __init__(self, role: str, settings: Settings, label: str) -> None:
+        self.role = role
+        self.settings = settings
+        self.link = Link(settings, role, label)
+        self.wraps = Wraps()
+        self.publisher = Publisher(self)
+        self.status: dict[str, str] = {}
+        """By behaviour: "on", or why not."""
+
+    @property
+    def mm(self) -> Any:
+        """comfy.model_management; only where it is loaded."""
+        return sys.modules[MM]
+
+    def module(self, name: str) -> ModuleType | None:
+        """A module if it is loaded already. Imports nothing: what ComfyUI has not loaded, it does
+        not use."""
+        return sys.modules.get(name)
+
+    def install(self, *, final: bool = False) -> None:
+        """Install each row whose modules are loaded and that is not installed yet. `final`: what is
+        missing now stays missing, and is noted."""
+        from memledger_comfy import adapter
+
+        for row in adapter.rows():
+            if row.NAME in self.status or self.role not in row.ROLES:
+                continue
+            off = self.settings.why_off(row.NAME)
+            if off is not None:
+                self.status[row.NAME] = off
+                continue
+            missing = [name for name in row.REQUIRES if self.module(name) is None]
+            if missing:
+                if final:
+                    self.status[row.NAME] = f"this ComfyUI has no {', '.join(missing)}"
+                continue
+            try:
+                self.status[row.NAME] = row.install(self) or "on"
+            except Exception as error:
+                self.status[row.NAME] = f"{type(error).__name__}: {error}"
+                log.failed(f"installing {row.NAME}", error)
+
+    def reinstall(self) -> None:
+        """Behind an import or a reload: install what can be now, and wrap again what has come
+        unwrapped. Rows that are in place find their own wraps and leave them."""
+        self.status = {name: why for name, why in self.status.items() if why != "on"}
+        self.install()
+
+    def describe(self) -> str:
+        """The one line in ComfyUI's log."""
+        on = [name for name, why in self.status.items() if why == "on"]
+        rest = [f"{name} ({why})" for name, why in self.status.items() if why != "on"]
+        where = self.link.ledger.scope if self.link.ledger is not None else self.link.why
+        line = f"{self.role} in ledger ({where}); on: {', '.join(on) or 'nothing'}"
+        return f"{line}; off: {', '.join(rest)}" if rest else line
+
+
+def module_names() -> set[str]:
+    """The modules behind whose import a row wants to be installed."""
+    from memledger_comfy import adapter
+
+    return {name for row in adapter.rows() for name in row.REQUIRES}
+
+
+def import_or_none(name: str) -> ModuleType | None:
+    try:
+        return importlib.import_module(name)
+    except Exception:  # an optional part that is there and does not load is as good as absent
+        return None

@@ -1,0 +1,106 @@
+"""This process's place in the ledger: joined once, devices opened at first use."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from memledger_comfy import log
+from memledger_comfy.settings import Settings
+
+if TYPE_CHECKING:
+    import memledger
+
+_UNTRIED = object()
+
+
+class Link:
+    """What the adapters know of memledger. `ledger` is None where it could not be joined; then
+    `why` says why, and every device is None."""
+
+    def __init__(self, settings: Settings, role: str, label: str) -> None:
+        self.settings = settings
+        self.role = role
+        self.label = label
+        self.ledger: memledger.Ledger | None = None
+        self.why = "not joined yet"
+        self._devices: dict[str, Any] = {}
+        self._local = threading.local()
+
+    def join(self) -> bool:
+        """True where this process is in a ledger now, be it a private one."""
+        if self.ledger is not None:
+            return True
+        try:
+            import memledger
+
+            self.ledger = memledger.join(label=self.label, role=self.role)
+        except Exception as error:  # also an ImportError of a build for another platform
+            self.why = f"{type(error).__name__}: {error}"
+            return False
+        self.why = self.ledger.degraded_reason or ""
+        return True
+
+    def device(self, torch_device: Any) -> memledger.Device | None:
+        """The ledger's device for a torch device (or its name); None where it has none, said
+        once. After the first call a dictionary lookup."""
+        name = str(torch_device)
+        found = self._devices.get(name, _UNTRIED)
+        if found is _UNTRIED:
+            found = self._devices[name] = self._open(name)
+        return found  # type: ignore[no-any-return]
+
+    def _open(self, name: str) -> memledger.Device | None:
+        if self.ledger is None:
+            return None
+        ledger_name = self.settings.devices.get(name) or ("ram" if name == "cpu" else name)
+        try:
+            return self.ledger.device(ledger_name)
+        except Exception as error:
+            log.once(f"device:{name}", f"{name} has no place in the ledger: {error}")
+            return None
+
+    def devices(self) -> dict[str, memledger.Device]:
+        """Those opened so far, by torch name."""
+        return {name: device for name, device in self._devices.items() if device is not None}
+
+    @contextlib.contextmanager
+    def raw(self) -> Iterator[None]:
+        """Inside, on this thread, the wraps hand ComfyUI's own figures through: for our own
+        measurements."""
+        depth = getattr(self._local, "raw", 0)
+        self._local.raw = depth + 1
+        try:
+            yield
+        finally:
+            self._local.raw = depth
+
+    @property
+    def is_raw(self) -> bool:
+        return bool(getattr(self._local, "raw", 0))
+
+    def leave(self) -> None:
+        ledger, self.ledger = self.ledger, None
+        self._devices.clear()
+        if ledger is not None:
+            ledger.leave()
+
+
+def environment_for_workers(link: Link) -> dict[str, str]:
+    """What a worker's environment needs so that it finds this ledger, this group and our code."""
+    if link.ledger is None:
+        return {}
+    import memledger
+
+    package = os.path.dirname(os.path.abspath(memledger.__file__))
+    values = {
+        "MEMLEDGER_COMFY_LIBRARY": package,
+        "MEMLEDGER_COMFY_ADAPTERS": os.path.dirname(os.path.abspath(__file__)),
+        "MEMLEDGER_GROUP": link.ledger.group,
+    }
+    if link.ledger.scope == "path":
+        values["MEMLEDGER_PATH"] = link.ledger.path
+    return values

@@ -1,0 +1,41 @@
+"""The decisions, as pure functions: figures in, decision out. All figures are bytes."""
+
+from __future__ import annotations
+
+MIB = 1 << 20
+FLOOR = 64 * MIB
+EVERYTHING = 10**18
+"""ComfyUI frees "everything" by asking for 1e30 or 1e32 bytes; no real size is this large."""
+
+
+def is_everything(nbytes: float) -> bool:
+    """Whether a size means "all there is". Also for infinities and not-a-number."""
+    return not nbytes < EVERYTHING
+
+
+def coherent_free(upstream: float, claimed_by_others: int | None, unseen_held: int = 0) -> int:
+    """What ComfyUI may take: its own live figure, less what siblings were promised and have not
+    taken yet.
+
+    Subtracted and not clamped, for ComfyUI and comfy-env measure what a free gave as the difference
+    of two of these figures. Never below 64 MiB or a 64th of upstream's: its attention code divides
+    by this figure.
+    unseen_held: what siblings hold, only where upstream's figure is of this process alone.
+    """
+    taken = (claimed_by_others or 0) + max(0, unseen_held)
+    floor = max(FLOOR, int(upstream) // 64)
+    return max(int(upstream) - taken, floor)
+
+
+def coherent_torch_free(torch_free: float, total_free: int) -> int:
+    """The second figure of `get_free_memory(torch_free_too=True)`: what torch has idle, never more
+    than the total that it is a part of, else ComfyUI empties its cache at every call."""
+    return max(0, min(int(torch_free), total_free))
+
+
+def shortfall(required: float, raw_free: float, evictable: float = 0) -> int:
+    """Bytes to ask of siblings when ComfyUI wants `required` free and `raw_free` is; `evictable`:
+    what its own pager will give up for it. 0 where it wants everything: that is not a size."""
+    if is_everything(required):
+        return 0
+    return max(0, int(required) - int(raw_free) - int(evictable))

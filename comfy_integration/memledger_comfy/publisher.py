@@ -1,0 +1,56 @@
+"""What this process holds, measured where it is safe and published.
+
+Held is the larger of what torch has reserved and what the pager has mapped, plus the context:
+never their sum, for the pager's memory is not torch's and the same bytes may show in both.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from memledger_comfy import log
+
+if TYPE_CHECKING:
+    from memledger_comfy.context import Context
+
+PERIOD_S = 0.25
+
+
+class Measured(NamedTuple):
+    """Bytes of one device."""
+
+    held: int
+    releasable: int
+
+
+class Publisher:
+    """`at_safe_point()` publishes; `step()` does so at most four times a second."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._next = 0.0
+
+    def step(self) -> None:
+        """At a sampler step: a clock read, and a publish where one is due."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + PERIOD_S
+            self.at_safe_point()
+
+    def at_safe_point(self) -> None:
+        """Measure and publish every device that has been opened. Never raises."""
+        for name, device in self._context.link.devices().items():
+            try:
+                self._publish(name, device)
+            except Exception as error:
+                log.failed("publish", error)
+
+    def _publish(self, name: str, device: Any) -> None:
+        measured = self.measure(name)
+        if measured is not None:
+            device.publish(measured.held, releasable=measured.releasable)
+
+    def measure(self, name: str) -> Measured | None:
+        """What this process holds on the torch device called `name`. None: unknown."""
+        raise NotImplementedError
