@@ -1,0 +1,101 @@
+"""Doubles of both generations in this process, a card, a ledger of the test's own."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from memledger import sim
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+ADAPTERS = ROOT / "comfy_integration"
+GENERATIONS = ("old", "new")
+_OURS = ("comfy", "comfy_execution", "execution", "nodes", "server", "torch", "generations")
+_OURS += ("comfy_aimdo", "comfy_env", "comfy_extras", "memledger_comfy", "app", "folder_paths")
+
+
+def paths(generation: str) -> list[str]:
+    """What a process needs on its sys.path to be that generation of ComfyUI, with our adapters."""
+    doubles = HERE / "doubles"
+    return [str(doubles / generation), str(doubles / "common"), str(ADAPTERS)]
+
+
+def _forget_modules() -> None:
+    for name in list(sys.modules):
+        if name.partition(".")[0] in _OURS:
+            del sys.modules[name]
+
+
+@pytest.fixture
+def card(segment: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sim.Card]:
+    """A card of 24 GiB, which the doubles' torch calls cuda:0, beside a segment of the test's."""
+    name = f"comfy-{os.getpid()}-{os.urandom(3).hex()}"
+    url = f"sim:{name}?total=24GiB"
+    monkeypatch.setenv("COMFY_DOUBLE_CARDS", url)
+    monkeypatch.setenv("MEMLEDGER_COMFY_DEVICES", f"cuda:0={url}")
+    yield sim.open_url(url.removeprefix("sim:"))
+    sim.remove(name)
+
+
+class ComfyUI:
+    """One generation's modules in this process."""
+
+    def __init__(self, generation: str) -> None:
+        self.generation = generation
+
+    def module(self, name: str) -> Any:
+        return importlib.import_module(name)
+
+    @property
+    def mm(self) -> Any:
+        return self.module("comfy.model_management")
+
+    def load_all(self) -> None:
+        """As at the moment when custom nodes are loaded."""
+        for name in ("comfy.model_management", "comfy.model_patcher", "comfy.utils", "execution"):
+            self.module(name)
+
+    def start_host(self) -> Any:
+        """Both entry points, in ComfyUI's order. Returns the context, or None where it is off."""
+        host: ModuleType = self.module("memledger_comfy.host")
+        host.start_early()
+        self.load_all()
+        host.start_late()
+        return host.context()
+
+
+@pytest.fixture(params=GENERATIONS)
+def comfy(
+    request: pytest.FixtureRequest,
+    card: sim.Card,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[ComfyUI]:
+    """The doubles of each generation in turn; everything is undone and forgotten afterwards."""
+    _forget_modules()
+    for path in reversed(paths(request.param)):
+        monkeypatch.syspath_prepend(path)
+    yield ComfyUI(request.param)
+    host = sys.modules.get("memledger_comfy.host")
+    if host is not None:
+        host.stop()
+    _forget_modules()
+
+
+@pytest.fixture
+def sibling(spawn: Any, card: sim.Card) -> Any:
+    """Another member that has the card open (its verbs: helpers/member.py)."""
+    member = spawn("sibling")
+    member.call("open", card_url(card))
+    return member
+
+
+def card_url(card: sim.Card) -> str:
+    return os.environ["COMFY_DOUBLE_CARDS"].split(";")[0]

@@ -1,0 +1,1 @@
+"""comfy, the package."""

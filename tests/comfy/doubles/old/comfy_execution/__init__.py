@@ -1,0 +1,1 @@
+"""comfy_execution, the package."""
