@@ -27,6 +27,8 @@ class Context:
         self.publisher = Publisher(self)
         self.status: dict[str, str] = {}
         """By behaviour: "on", or why not."""
+        self.ram_is_coherent = False
+        """comfy.system_memory is wrapped, so what ComfyUI derives from it has been corrected."""
 
     @property
     def mm(self) -> Any:

@@ -7,6 +7,7 @@ never their sum, for the pager's memory is not torch's and the same bytes may sh
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memledger_comfy import log
@@ -24,12 +25,30 @@ class Measured(NamedTuple):
     releasable: int
 
 
+class Part(NamedTuple):
+    """What a row adds to the figures of one device, in signed bytes. held: on top of what torch and
+    the pager say, for what they do not see. releasable: minus for bytes that only look idle."""
+
+    held: int = 0
+    releasable: int = 0
+
+
 class Publisher:
     """`at_safe_point()` publishes; `step()` does so at most four times a second."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._next = 0.0
+        self._parts: dict[str, Callable[[str], Part | None]] = {}
+        self._watchers: dict[str, Callable[[], None]] = {}
+
+    def contribute(self, key: str, part: Callable[[str], Part | None]) -> None:
+        """Have `part(torch device name)` asked at every publish; once per key."""
+        self._parts[key] = part
+
+    def watch(self, key: str, watcher: Callable[[], None]) -> None:
+        """Have `watcher()` called at every safe point, before the publish; once per key."""
+        self._watchers[key] = watcher
 
     def step(self) -> None:
         """At a sampler step: a clock read, and a publish where one is due."""
@@ -40,6 +59,11 @@ class Publisher:
 
     def at_safe_point(self) -> None:
         """Measure and publish every device that has been opened. Never raises."""
+        for key, watcher in list(self._watchers.items()):
+            try:
+                watcher()
+            except Exception as error:
+                log.failed(key, error)
         for name, device in self._context.link.devices().items():
             try:
                 self._publish(name, device)

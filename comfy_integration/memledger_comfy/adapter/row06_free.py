@@ -23,8 +23,9 @@ def install(context: Context) -> str | None:
         if link.is_raw:
             return value
         where = args[0] if args else kwargs.get("dev")
-        device = link.device(mm.get_torch_device() if where is None else where)
-        if device is None:
+        where = mm.get_torch_device() if where is None else where
+        device = link.device(where)
+        if device is None or (context.ram_is_coherent and str(where) == "cpu"):
             return value
         claimed = device.claimed_by_others()
         if not isinstance(value, tuple):
