@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from memledger_comfy import log
+from memledger_comfy import hooks, log
 from memledger_comfy.link import Link
 from memledger_comfy.publisher import Publisher
 from memledger_comfy.settings import Settings
@@ -27,6 +28,10 @@ class Context:
         self.publisher = Publisher(self)
         self.status: dict[str, str] = {}
         """By behaviour: "on", or why not."""
+        self.stopped = False
+        self.kept: dict[str, Any] = {}
+        """What a row must not make twice, by its name."""
+        self._undo: list[Callable[[], None]] = []
         self.ram_is_coherent = False
         """comfy.system_memory is wrapped, so what ComfyUI derives from it has been corrected."""
 
@@ -38,7 +43,7 @@ class Context:
     def module(self, name: str) -> ModuleType | None:
         """A module if it is loaded already. Imports nothing: what ComfyUI has not loaded, it does
         not use."""
-        return sys.modules.get(name)
+        return hooks.loaded(name)
 
     def install(self, *, final: bool = False) -> None:
         """Install each row whose modules are loaded and that is not installed yet. `final`: what is
@@ -66,8 +71,24 @@ class Context:
     def reinstall(self) -> None:
         """Behind an import or a reload: install what can be now, and wrap again what has come
         unwrapped. Rows that are in place find their own wraps and leave them."""
-        self.status = {name: why for name, why in self.status.items() if why != "on"}
+        self.status.clear()
         self.install()
+
+    def on_undo(self, action: Callable[[], None]) -> None:
+        """Have `action()` called when everything is taken out again."""
+        self._undo.append(action)
+
+    def undo(self) -> None:
+        """Everything as it was before: wraps, replaced classes, assigned values."""
+        self.stopped = True
+        for action in reversed(self._undo):
+            try:
+                action()
+            except Exception as error:
+                log.failed("undo", error)
+        self._undo.clear()
+        self.wraps.undo()
+        self.link.leave()
 
     def describe(self) -> str:
         """The one line in ComfyUI's log."""

@@ -52,6 +52,7 @@ class _Loader:
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
+        _executed.add(module.__name__)
         try:
             self._then()
         except Exception as error:
@@ -59,6 +60,17 @@ class _Loader:
 
 
 _finders: list[_Finder] = []
+_executed: set[str] = set()
+
+
+def loaded(name: str) -> ModuleType | None:
+    """The module of that name if it is there and complete: one that is just being imported has
+    only the names from above the import that it is in."""
+    module = sys.modules.get(name)
+    spec = getattr(module, "__spec__", None)
+    if getattr(spec, "_initializing", False) and name not in _executed:
+        return None
+    return module
 
 
 def after_import(names: Iterable[str], then: Callable[[], None]) -> None:
@@ -73,3 +85,4 @@ def remove() -> None:
         if finder in sys.meta_path:
             sys.meta_path.remove(finder)  # type: ignore[arg-type]
     _finders.clear()
+    _executed.clear()

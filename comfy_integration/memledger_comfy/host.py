@@ -42,8 +42,7 @@ def stop() -> None:
     global _context
     hooks.remove()
     if _context is not None:
-        _context.wraps.undo()
-        _context.link.leave()
+        _context.undo()
         _context = None
 
 

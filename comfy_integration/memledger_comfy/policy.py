@@ -39,3 +39,24 @@ def shortfall(required: float, raw_free: float, evictable: float = 0) -> int:
     if is_everything(required):
         return 0
     return max(0, int(required) - int(raw_free) - int(evictable))
+
+
+def bounded_ram(upstream: float, ledger_free: int | None) -> int:
+    """RAM that ComfyUI may take where its own figure does not know the container: the smaller of
+    the two, never below the floor."""
+    if ledger_free is None:
+        return int(upstream)
+    floor = max(FLOOR, int(upstream) // 64)
+    return max(min(int(upstream), ledger_free), floor)
+
+
+def pin_ceiling(upstream: float, own_pinned: int, budget: int | None) -> float:
+    """The most that this process may pin: what it has, and what the shared budget still gives;
+    never more than upstream's own ceiling.
+
+    Upstream's 0 or less means that pinning is off: it stays so. Never 0 otherwise, for that would
+    switch it off.
+    """
+    if upstream <= 0 or budget is None:
+        return upstream
+    return max(1, min(upstream, own_pinned + budget))

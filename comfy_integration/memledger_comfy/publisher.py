@@ -73,7 +73,9 @@ class Publisher:
     def _publish(self, name: str, device: Any) -> None:
         measured = self.measure(name)
         if measured is not None:
-            device.publish(measured.held, releasable=measured.releasable)
+            # What is pinned is row 34's to say; a publish that did not name it would clear it.
+            pinned = min(device.amounts[2], measured.held)
+            device.publish(measured.held, releasable=measured.releasable, pinned=pinned)
 
     def measure(self, name: str) -> Measured | None:
         """What this process holds on the torch device called `name`. None: unknown."""

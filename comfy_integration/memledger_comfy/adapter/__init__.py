@@ -15,7 +15,15 @@ from __future__ import annotations
 from importlib import import_module
 from types import ModuleType
 
-_MODULES = ("row06_free",)
+_MODULES = (
+    "row06_free",
+    "row08_ram",
+    "row14_windows",
+    "row31_hooks",
+    "row32_backups",
+    "row33_clones",
+    "row34_pins",
+)
 
 
 def rows() -> tuple[ModuleType, ...]:

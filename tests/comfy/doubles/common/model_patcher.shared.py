@@ -1,5 +1,6 @@
 """comfy.model_patcher, what both generations have: a model that is a number of bytes."""
 
+import comfy.model_management
 import torch
 
 
@@ -14,6 +15,25 @@ class Weights:
     @property
     def loaded(self):
         return sum(tensor.nbytes for tensor in self.on_card)
+
+
+class MemoryCounter:
+    def __init__(self, initial, minimum=0):
+        self.value = initial
+        self.minimum = minimum
+
+    def use(self, weight):
+        size = weight.nelement() * weight.element_size()
+        if not self.is_useable(size):
+            return False
+        self.decrement(size)
+        return True
+
+    def is_useable(self, used):
+        return self.value - used > self.minimum
+
+    def decrement(self, used):
+        self.value -= used
 
 
 class ModelPatcher:
@@ -61,6 +81,30 @@ class ModelPatcher:
         while self.model.on_card and freed < memory_to_free:
             freed += self.model.on_card.pop().nbytes
         return freed
+
+    def patch_hooks(self, hooks):
+        """`hooks`: sizes of the weights that they patch, or None."""
+        if hooks is None:
+            self.unpatch_hooks()
+            return
+        counter = MemoryCounter(
+            initial=comfy.model_management.get_free_memory(self.load_device),
+            minimum=comfy.model_management.minimum_inference_memory() * 2,
+        )
+        for number, size in enumerate(hooks):
+            where = self.load_device if counter.use(torch.Sized(size)) else self.offload_device
+            self.hook_backup[f"weight.{number}"] = (torch.empty(size, device=where), where)
+
+    def unpatch_hooks(self):
+        self.hook_backup.clear()
+
+    def clear_cached_hook_weights(self):
+        self.cached_hook_patches.clear()
+        self.patch_hooks(None)
+
+    def clean_hooks(self):
+        self.unpatch_hooks()
+        self.clear_cached_hook_weights()
 
     def detach(self, unpatch_all=True):
         if unpatch_all:

@@ -66,6 +66,9 @@ class Tensor:
     def numel(self) -> int:
         return self.nbytes
 
+    def nelement(self) -> int:
+        return self.nbytes
+
     def element_size(self) -> int:
         return 1
 
@@ -74,8 +77,21 @@ class Tensor:
             self._allocation.free()
 
 
+class Sized:
+    """A tensor's size without the bytes: for a weight whose place is not decided yet."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+
+    def nelement(self) -> int:
+        return self.nbytes
+
+    def element_size(self) -> int:
+        return 1
+
+
 def empty(nbytes: int, device: Any = "cpu") -> Tensor:
     return Tensor(nbytes, device)
 
 
-__all__ = ["OutOfMemoryError", "Tensor", "cuda", "device", "dtype", "empty"]
+__all__ = ["OutOfMemoryError", "Sized", "Tensor", "cuda", "device", "dtype", "empty"]

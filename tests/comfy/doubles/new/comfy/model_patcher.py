@@ -11,6 +11,15 @@ def _get_free_memory(self, device):
 
 
 ModelPatcher.get_free_memory = _get_free_memory
+
+
+def _deepclone_multigpu(self, new_load_device=None, models_cache=None):
+    clone = ModelPatcher(self.model.size, new_load_device or self.load_device, self.offload_device)
+    clone.partially_load(clone.load_device, 1e32)
+    return clone
+
+
+ModelPatcher.deepclone_multigpu = _deepclone_multigpu
 ModelPatcher.is_dynamic = lambda self: False
 
 
