@@ -18,8 +18,9 @@
 #define ML_WAIT_HONOURED_NS UINT64_C(500000000)
 #define ML_WAIT_BUDGET_NS UINT64_C(5000000000)
 
-/* One mapped (or copied) segment. Immutable once made; never unmapped while the process lives. */
+/* One mapped (or copied) segment. Immutable once made; unmapped with the handle, when nobody can be in a call. */
 typedef struct ml_view {
+    struct ml_view *next; /* all that this handle has mapped, under cold */
     os_segment segment;
     bool shared;
     os_lock_kind lock_kind;
@@ -157,6 +158,7 @@ struct ml_ledger {
     bool forked_by_hook; /* in a child: the fork hook ran, so whoever holds `cold` is a thread of this process */
     ml_view *view;
     ml_view *private_view;
+    ml_view *views;        /* every shared one so far, also those that are retired */
     uint64_t plain_cookie; /* where the system has no memory that a child sees wiped */
     int mode, degraded_status;
     os_error degraded_error;
@@ -234,6 +236,8 @@ int ml_view_load(ml_view *view);
 /* Open or create the segment at `path`; on failure NULL, with the status and *error, and layout of a foreign one. */
 ml_view *ml_view_open(const char *path, unsigned slots, int *status, os_error *error, unsigned layout[2]);
 ml_view *ml_view_private(void);
+/* Unmaps it; NULL: nothing. */
+void ml_view_free(ml_view *view);
 void ml_words_store(ml_u64 *words, unsigned count, const char *text);
 /* Copies and terminates; control characters become '?'. May be no valid UTF-8. */
 void ml_words_load(const ml_u64 *words, unsigned count, char *text);

@@ -51,8 +51,7 @@ int ml_ledger_join(const ml_join_options *options, ml_ledger **out) {
     ledger->seat.me = ML_NO_SLOT;
     ledger->private_view = ml_view_private();
     if (!ledger->private_view || !make_cookie(ledger) || ml_fork_watch(ledger) != OS_OK) {
-        if (ledger->private_view) os_private_unmap(&ledger->private_view->segment);
-        free(ledger->private_view);
+        ml_view_free(ledger->private_view);
         free(ledger);
         return ML_ERR_MEMORY;
     }
@@ -95,8 +94,30 @@ int ml_ledger_leave(ml_ledger *ledger) {
     ml_fork_unwatch(ledger);
     ml_cold_unlock(ledger);
     os_wake(word);
-    /* The handle and its mappings stay: another thread may be on its way into a hot call. */
+    /* The handle and its mappings stay until ml_ledger_free: another thread may be on its way into a hot call. */
     return ML_OK;
+}
+
+void ml_ledger_free(ml_ledger *ledger) {
+    if (!ledger || !ml_load_acquire(&ledger->closed)) return;
+    ml_fork_unwatch(ledger); /* a forked child that left has not done it */
+    const volatile uint64_t *cookie = ml_ptr_load_acquire(&ledger->cookie);
+    if (cookie != &ledger->plain_cookie) os_cookie_free(cookie);
+    for (ml_device *device = ledger->devices, *next_device; device; device = next_device) {
+        next_device = device->next;
+        for (ml_account *account = device->account.next, *next; account; account = next) {
+            next = account->next;
+            free(account);
+        }
+        free(device);
+    }
+    for (unsigned n = 0; n < ledger->pool_count; n++) free(ledger->pool[n].waiters);
+    for (ml_view *view = ledger->views, *next; view; view = next) {
+        next = view->next;
+        ml_view_free(view);
+    }
+    ml_view_free(ledger->private_view);
+    free(ledger);
 }
 
 void ml_ledger_get_info(ml_ledger *ledger, ml_ledger_info *out) {

@@ -190,6 +190,10 @@ static ml_view *shared_view(ml_ledger *ledger, int *status, os_error *error) {
     }
     ml_view *view = ml_view_open(ledger->path, ledger->options.slots, status, error, layout);
     if (layout[0]) memcpy(ledger->seen_layout, layout, sizeof layout);
+    if (view) {
+        view->next = ledger->views;
+        ledger->views = view;
+    }
     return view;
 }
 
@@ -211,7 +215,10 @@ void ml_ledger_attach(ml_ledger *ledger) {
         seat = (ml_seat){.me = ML_NO_SLOT};
         move_to(ledger, view, &seat);
     } else {
-        if (view && view != ledger->view) os_private_unmap(&view->segment); /* nobody has seen it */
+        if (view && view != ledger->view) { /* nobody has seen it */
+            ledger->views = view->next;
+            ml_view_free(view);
+        }
         go_private(ledger, status, &error);
     }
 }

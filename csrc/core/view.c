@@ -188,6 +188,12 @@ ml_view *ml_view_private(void) {
     return view;
 }
 
+void ml_view_free(ml_view *view) {
+    if (!view) return;
+    os_private_unmap(&view->segment);
+    free(view);
+}
+
 void ml_words_store(ml_u64 *words, unsigned count, const char *text) {
     char padded[ML_KEY_BYTES > ML_LABEL_BYTES ? ML_KEY_BYTES : ML_LABEL_BYTES];
     memset(padded, 0, sizeof padded);

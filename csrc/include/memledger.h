@@ -132,6 +132,10 @@ typedef struct ml_ledger_info {
 int ml_ledger_join(const ml_join_options *options, ml_ledger **out);
 /* Publishes zeros, gives the slot back. Hot calls on its devices answer ML_ERR_CLOSED from then on. */
 int ml_ledger_leave(ml_ledger *ledger);
+/* After ml_ledger_leave, and only when no thread is in a call on this handle, its devices, accounts or claims, nor will
+ * be: gives their memory and the mappings back. A handle that has not left stays (its slot is the kernel's to return).
+ */
+void ml_ledger_free(ml_ledger *ledger);
 void ml_ledger_get_info(ml_ledger *ledger, ml_ledger_info *out);
 /* Resolves an ML_SLOW_* answer. May block for a few milliseconds. ML_OK: call again. */
 int ml_ledger_recover(ml_ledger *ledger, int slow_status);

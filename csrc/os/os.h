@@ -77,7 +77,7 @@ os_status os_segment_open(const char *path, uint64_t min_size_bytes, uint64_t ma
  * OS_FOREIGN (another file stands there, or the size is wrong). One stat. */
 os_status os_segment_verify(const char *path, const os_segment *segment, os_error *error);
 /* Put private zero pages over the mapping, in one step: a straggling reader sees zeros, never a fault. The address
- * range stays reserved for the life of the process. Windows cannot: there the straggler sees the old values. */
+ * range stays reserved until os_private_unmap. Windows cannot: there the straggler sees the old values. */
 void os_segment_retire(os_segment *segment);
 /* Private memory with the life of the process, zeroed, lazily backed. */
 os_status os_private_map(uint64_t size_bytes, os_segment *out, os_error *error);
@@ -146,6 +146,8 @@ void os_probe_close(os_probe *probe);
 /* A word that reads `value` in this process and 0 in any child, however it was made (raw clone included).
  * NULL where the system cannot; then os_fork_count() is what to compare. */
 const volatile uint64_t *os_cookie_new(uint64_t value);
+/* Nobody may read that word any more. NULL: nothing. */
+void os_cookie_free(const volatile uint64_t *cookie);
 /* Raised in the child by every fork that goes through libc; differs from the parent's from then on. */
 uint64_t os_fork_count(void);
 /* Calls `prepare`/`parent` around fork() in the parent and `child` in the child, for each registered context, at

@@ -120,6 +120,10 @@ const volatile uint64_t *os_cookie_new(uint64_t value) {
     return NULL;
 }
 
+void os_cookie_free(const volatile uint64_t *cookie) {
+    (void)cookie;
+}
+
 /* No public futex between processes: look again each millisecond. */
 void os_wait(uint32_t *word, uint32_t expected, uint64_t timeout_ns) {
     const volatile uint32_t *seen = word;

@@ -180,6 +180,10 @@ const volatile uint64_t *os_cookie_new(uint64_t value) {
     return page;
 }
 
+void os_cookie_free(const volatile uint64_t *cookie) {
+    if (cookie != NULL) munmap((void *)(uintptr_t)cookie, (size_t)sysconf(_SC_PAGESIZE));
+}
+
 /* ---- waiting --------------------------------------------------------------------------------------------- */
 
 /* Not FUTEX_PRIVATE: the waker is another process, with the segment at another address. */

@@ -180,6 +180,10 @@ const volatile uint64_t *os_cookie_new(uint64_t value) {
     return word;
 }
 
+void os_cookie_free(const volatile uint64_t *cookie) {
+    free((void *)(uintptr_t)cookie);
+}
+
 /* WaitOnAddress does not see other processes, so this looks again each millisecond. Sleep rounds up, so the last
  * part of the timeout only gives the processor away. */
 void os_wait(uint32_t *word, uint32_t expected, uint64_t timeout_ns) {

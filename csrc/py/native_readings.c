@@ -119,19 +119,24 @@ PyObject *native_ledger_reading_local(PyObject *self, PyObject *args) {
 }
 
 typedef struct sweep_holder {
-    ml_ledger *ledger;
+    LedgerObject *ledger; /* a reference */
     ml_sweep sweep;
 } sweep_holder;
 
 #define SWEEP_NAME "memledger._native.sweep"
+
+static void holder_free(sweep_holder *holder) {
+    Py_DECREF(holder->ledger);
+    free(holder);
+}
 
 /* A sweep that was never committed (the source raised): commit it, so that its locks and descriptor go. */
 static void sweep_capsule_free(PyObject *capsule) {
     sweep_holder *holder = PyCapsule_GetPointer(capsule, SWEEP_NAME);
     uint64_t freed;
     if (!holder) return;
-    (void)ml_sweep_commit(holder->ledger, &holder->sweep, &freed);
-    free(holder);
+    (void)ml_sweep_commit(holder->ledger->core, &holder->sweep, &freed);
+    holder_free(holder);
 }
 
 /* _sweep_begin(full) -> None: nobody is dead. Else (capsule, dead bitmap, pools that want a reading, count). */
@@ -140,20 +145,21 @@ PyObject *native_ledger_sweep_begin(PyObject *self, PyObject *full) {
     if (everywhere < 0 || !native_is_joined((LedgerObject *)self)) return NULL;
     sweep_holder *holder = calloc(1, sizeof *holder);
     if (!holder) return PyErr_NoMemory();
-    holder->ledger = ((LedgerObject *)self)->core;
+    Py_INCREF(self);
+    holder->ledger = (LedgerObject *)self;
     Py_BEGIN_ALLOW_THREADS;
-    status = everywhere ? ml_sweep_begin(holder->ledger, &holder->sweep)
-                        : ml_sweep_begin_near(holder->ledger, &holder->sweep);
+    status = everywhere ? ml_sweep_begin(holder->ledger->core, &holder->sweep)
+                        : ml_sweep_begin_near(holder->ledger->core, &holder->sweep);
     Py_END_ALLOW_THREADS;
     if (status != ML_OK || holder->sweep.count == 0) {
-        free(holder);
+        holder_free(holder);
         Py_RETURN_NONE;
     }
     PyObject *capsule = PyCapsule_New(holder, SWEEP_NAME, sweep_capsule_free);
     if (!capsule) {
         uint64_t freed;
-        (void)ml_sweep_commit(holder->ledger, &holder->sweep, &freed);
-        free(holder);
+        (void)ml_sweep_commit(holder->ledger->core, &holder->sweep, &freed);
+        holder_free(holder);
         return NULL;
     }
     return Py_BuildValue("(Ny#KI)", capsule, (const char *)holder->sweep.dead, (Py_ssize_t)sizeof holder->sweep.dead,
@@ -166,7 +172,7 @@ PyObject *native_ledger_sweep_commit(PyObject *self, PyObject *capsule) {
     sweep_holder *holder = PyCapsule_GetPointer(capsule, SWEEP_NAME);
     if (!holder) return NULL;
     Py_BEGIN_ALLOW_THREADS;
-    (void)ml_sweep_commit(holder->ledger, &holder->sweep, &freed);
+    (void)ml_sweep_commit(holder->ledger->core, &holder->sweep, &freed);
     Py_END_ALLOW_THREADS;
     return PyLong_FromUnsignedLongLong(freed);
 }

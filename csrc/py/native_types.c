@@ -56,9 +56,11 @@ static PyObject *ledger_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
                         ML_PATH_BYTES, ML_SLOTS_MAX);
 }
 
-/* The handle and its slot stay: objects are also dropped while the interpreter ends, and the driver has this process's
- * bytes until the very end. Who wants to leave calls leave(). */
+/* Unless it was left, the handle and its slot stay: objects are also dropped while the interpreter ends, and the driver
+ * has this process's bytes until the very end. Who wants to leave calls leave(). */
 static void ledger_dealloc(PyObject *self) {
+    /* Devices, accounts, claims and calls on their way all hold a reference: nobody is left who could use it. */
+    if (((LedgerObject *)self)->core) ml_ledger_free(((LedgerObject *)self)->core);
     object_free(self);
 }
 

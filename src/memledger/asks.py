@@ -97,6 +97,10 @@ class Holders:
     def _reset_lock(self) -> None:
         self._lock = threading.Lock()
 
+    def _clear(self) -> None:
+        with self._lock:
+            self._all = ()
+
     def __len__(self) -> int:
         return len(self._all)
 

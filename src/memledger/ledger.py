@@ -293,6 +293,11 @@ class Ledger(_native.Ledger):
         self._leave()
         self._housekeeping.stop()
         self._close_idle_sources(0.0)
+        # Devices refer to this handle from C, where the garbage collector does not look: a cycle
+        # through them would keep the mapping.
+        self._devices = {}
+        self._ram_device = None
+        self.holders._clear()
         with _joined_lock:
             for key in [key for key, ledger in _joined.items() if ledger is self]:
                 del _joined[key]
