@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from memledger_comfy import hooks, log
 from memledger_comfy.link import Link
+from memledger_comfy.pledges import Pledges
 from memledger_comfy.publisher import Publisher
+from memledger_comfy.serving import Serving
 from memledger_comfy.settings import Settings
 from memledger_comfy.wraps import Wraps
 
@@ -26,12 +29,20 @@ class Context:
         self.link = Link(settings, role, label)
         self.wraps = Wraps()
         self.publisher = Publisher(self)
+        self.serving = Serving(self)
+        self.pledges = Pledges(self)
         self.status: dict[str, str] = {}
         """By behaviour: "on", or why not."""
         self.stopped = False
         self.kept: dict[str, Any] = {}
         """What a row must not make twice, by its name."""
         self._undo: list[Callable[[], None]] = []
+        self.lacks: dict[str, list[str]] = {}
+        """By behaviour: names that this ComfyUI does not have, without which it does less."""
+        self.scopes = threading.local()
+        """What this thread is inside of, one attribute per row that asks."""
+        self.upstream_asks = False
+        """ComfyUI itself asks siblings, through a holder of ours in its own registry."""
         self.ram_is_coherent = False
         """comfy.system_memory is wrapped, so what ComfyUI derives from it has been corrected."""
 
@@ -68,6 +79,12 @@ class Context:
                 self.status[row.NAME] = f"{type(error).__name__}: {error}"
                 log.failed(f"installing {row.NAME}", error)
 
+    def lack(self, behaviour: str, what: str) -> None:
+        """Note that `behaviour` has to do without `what`; it stands in the line at start."""
+        names = self.lacks.setdefault(behaviour, [])
+        if what not in names:
+            names.append(what)
+
     def reinstall(self) -> None:
         """Behind an import or a reload: install what can be now, and wrap again what has come
         unwrapped. Rows that are in place find their own wraps and leave them."""
@@ -87,6 +104,7 @@ class Context:
             except Exception as error:
                 log.failed("undo", error)
         self._undo.clear()
+        self.serving.stop()
         self.wraps.undo()
         self.link.leave()
 
@@ -96,7 +114,10 @@ class Context:
         rest = [f"{name} ({why})" for name, why in self.status.items() if why != "on"]
         where = self.link.ledger.scope if self.link.ledger is not None else self.link.why
         line = f"{self.role} in ledger ({where}); on: {', '.join(on) or 'nothing'}"
-        return f"{line}; off: {', '.join(rest)}" if rest else line
+        if rest:
+            line = f"{line}; off: {', '.join(rest)}"
+        lacks = [f"{name}: {', '.join(what)}" for name, what in self.lacks.items()]
+        return f"{line}; without {'; '.join(lacks)}" if lacks else line
 
 
 def module_names() -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from memledger_comfy.settings import Settings
 if TYPE_CHECKING:
     import memledger
 
+ACCOUNT = "comfyui"
 _UNTRIED = object()
 
 
@@ -28,6 +30,7 @@ class Link:
         self.ledger: memledger.Ledger | None = None
         self.why = "not joined yet"
         self._devices: dict[str, Any] = {}
+        self._known: dict[Any, Any] = {}
         self._local = threading.local()
 
     def join(self) -> bool:
@@ -47,10 +50,38 @@ class Link:
     def device(self, torch_device: Any) -> memledger.Device | None:
         """The ledger's device for a torch device (or its name); None where it has none, said
         once. After the first call a dictionary lookup."""
+        try:
+            return self._known[torch_device]
+        except (KeyError, TypeError):
+            return self._find(torch_device)
+
+    def account(self, torch_device: Any) -> memledger.Account | None:
+        """The part of that device's record which is ComfyUI's: what we publish and claim. Other
+        code in this process may use memledger for itself."""
+        device = self.device(torch_device)
+        return None if device is None else device.account(ACCOUNT)
+
+    def name(self, torch_device: Any) -> str:
+        """What a torch device is called here, with its index."""
         name = str(torch_device)
+        if ":" in name or name in ("cpu", "mps", "meta"):
+            return name
+        current = getattr(getattr(sys.modules.get("torch"), name, None), "current_device", None)
+        return name if current is None else f"{name}:{current()}"
+
+    def torch_name(self, device: Any) -> str | None:
+        """The torch device of a ledger's device that was opened here."""
+        found = (name for name, known in self._devices.items() if known is device)
+        return next(found, None)
+
+    def _find(self, torch_device: Any) -> memledger.Device | None:
+        name = self.name(torch_device)
         found = self._devices.get(name, _UNTRIED)
         if found is _UNTRIED:
             found = self._devices[name] = self._open(name)
+        if name == str(torch_device):  # one without an index is another device another time
+            with contextlib.suppress(TypeError):
+                self._known[torch_device] = found
         return found  # type: ignore[no-any-return]
 
     def _open(self, name: str) -> memledger.Device | None:
@@ -65,7 +96,8 @@ class Link:
 
     def devices(self) -> dict[str, memledger.Device]:
         """Those opened so far, by torch name."""
-        return {name: device for name, device in self._devices.items() if device is not None}
+        known = list(self._devices.items())
+        return {name: device for name, device in known if device is not None}
 
     @contextlib.contextmanager
     def raw(self) -> Iterator[None]:
@@ -85,6 +117,7 @@ class Link:
     def leave(self) -> None:
         ledger, self.ledger = self.ledger, None
         self._devices.clear()
+        self._known.clear()
         if ledger is not None:
             ledger.leave()
 

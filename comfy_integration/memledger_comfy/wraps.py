@@ -147,6 +147,7 @@ class Wraps:
         return count
 
     def _begin(self, owner: Any, name: str, key: str) -> _Wrap | None:
+        """None where there is nothing to wrap, or it is wrapped."""
         if not callable(getattr(owner, name, None)) or self._has(owner, name, key):
             return None
         return _Wrap(owner, name, key)
@@ -160,8 +161,14 @@ class Wraps:
             mark = getattr(function, MARK, None)
             if isinstance(mark, _Wrap) and mark.key == key and mark.active:
                 return mark in self._all
-            function = getattr(function, "__wrapped__", None)
-        return False
+            inner = getattr(function, "__wrapped__", None)
+            if inner is None:
+                break
+            function = inner
+        # Somebody who says nothing of what he wrapped. If we had wrapped this before him, then we
+        # are inside; only a module that was loaded anew has a function of its own here again.
+        before = any((w.owner, w.name, w.key) == (owner, name, key) for w in self._all)
+        return before and not _is_own(owner, function)
 
 
 def _guarded(key: str, call: Function, *args: Any) -> Any:
@@ -170,3 +177,9 @@ def _guarded(key: str, call: Function, *args: Any) -> Any:
     except Exception as error:
         log.failed(key, error)
         return None
+
+
+def _is_own(owner: Any, function: Any) -> bool:
+    """Whether a module or class defined the function itself."""
+    home = owner if not isinstance(owner, type) else sys.modules.get(owner.__module__)
+    return getattr(function, "__globals__", None) is getattr(home, "__dict__", None)

@@ -60,8 +60,9 @@ class ComfyUI:
 
     def load_all(self) -> None:
         """As at the moment when custom nodes are loaded."""
-        for name in ("comfy.model_management", "comfy.model_patcher", "comfy.utils", "execution"):
-            self.module(name)
+        for name in ("model_management", "model_patcher", "samplers", "sd", "utils"):
+            self.module(f"comfy.{name}")
+        self.module("execution")
 
     def start_host(self) -> Any:
         """Both entry points, in ComfyUI's order. Returns the context, or None where it is off."""

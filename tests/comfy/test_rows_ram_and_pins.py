@@ -133,9 +133,6 @@ class TestPins:
         assert new.mm.pin(512 * MIB, active=True)
         context.publisher.at_safe_point()
         sibling.call("open", "ram")
-        sibling.send_run(f"result = ledger.device('ram')._pins().device.ask({512 * MIB}, 20)")
-        while not context.link.ledger.serve(timeout=0.5):
-            pass
-        sibling.receive()
+        sibling.run(f"result = ledger.device('ram')._pins().device.ask({512 * MIB}, 20)")
         assert sibling.run("[result.state, result.credited]") == ["done", 512 * MIB]
         assert new.mm.TOTAL_PINNED_MEMORY == 512 * MIB

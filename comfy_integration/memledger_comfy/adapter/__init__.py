@@ -16,13 +16,23 @@ from importlib import import_module
 from types import ModuleType
 
 _MODULES = (
+    "holder",
     "row06_free",
+    "row06_patcher",
+    "row06_multigpu",
+    "row06_vae",
+    "row07_dtype",
     "row08_ram",
+    "loads",
+    "asks",
     "row14_windows",
+    "row19_oom",
     "row31_hooks",
     "row32_backups",
     "row33_clones",
     "row34_pins",
+    "steps",
+    "nodes",
 )
 
 

@@ -1,10 +1,15 @@
-"""Row 6: the free figure that sizes every batch, less what siblings were promised."""
+"""Row 6: the free figure that sizes every batch, less what siblings were promised.
+
+RAM's figure is corrected here only where row 8 has not corrected what it is derived from.
+"""
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from memledger_comfy import policy
+from memledger_comfy.adapter import figures
 
 if TYPE_CHECKING:
     from memledger_comfy.context import Context
@@ -14,10 +19,14 @@ ROWS = (6,)
 ROLES = ("host", "worker")
 REQUIRES = ("comfy.model_management",)
 
+sees_itself_alone = sys.platform == "win32"
+"""WDDM tells a process of its own memory only."""
+
 
 def install(context: Context) -> str | None:
     mm = context.mm
     link = context.link
+    scopes = context.scopes
 
     def coherent(value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if link.is_raw:
@@ -27,14 +36,24 @@ def install(context: Context) -> str | None:
         device = link.device(where)
         if device is None or (context.ram_is_coherent and str(where) == "cpu"):
             return value
-        claimed = device.claimed_by_others()
-        if not isinstance(value, tuple):
-            return policy.coherent_free(value, claimed)
-        total = policy.coherent_free(value[0], claimed)
-        return (total, policy.coherent_torch_free(value[1], total), *value[2:])
+        if isinstance(value, tuple):
+            total = correct(device, value[0])
+            return (total, policy.coherent_torch_free(value[1], total), *value[2:])
+        if getattr(scopes, "with_pages", False):
+            value += figures.vbars(link.name(where)) or 0
+        return correct(device, value)
 
     if not hasattr(mm, "get_torch_device"):
         return "this ComfyUI has no get_torch_device"
     if not context.wraps.result(mm, "get_free_memory", NAME, coherent):
         return "this ComfyUI has no get_free_memory"
     return None
+
+
+def correct(device: Any, upstream: float) -> int:
+    """Upstream's figure of a device, less what it does not know of."""
+    claimed = device.claimed_by_others()
+    if not sees_itself_alone:
+        return policy.coherent_free(upstream, claimed)
+    now = device.figures()
+    return policy.coherent_free(upstream, claimed, policy.unseen_held(now.held, now.own_held))

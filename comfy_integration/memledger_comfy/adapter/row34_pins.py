@@ -59,9 +59,7 @@ class _Pins:
         self._claim: Any = None
         self._ask_after = 0.0
         self._lock = threading.RLock()
-        self._unregister = (
-            context.link.ledger.holders.register(self) if context.link.ledger else None
-        )
+        context.serving.share(NAME, self.release_memory)
 
     def budgeted(self, original: Any) -> Any:
         """`ensure_pin_budget(size, ...)`: upstream's answer, and the ledger's."""
@@ -127,7 +125,5 @@ class _Pins:
         return freed
 
     def undo(self) -> None:
-        if self._unregister is not None:
-            self._unregister()
         if self._assigned == self._mm.MAX_PINNED_MEMORY:
             self._mm.MAX_PINNED_MEMORY = self._upstream_ceiling

@@ -26,6 +26,12 @@ class PromptQueue:
             return flags
 
 
+async def execute(server, dynprompt, caches, current_item, extra_data, executed, prompt_id):
+    """One node: here a function."""
+    comfy.model_management.throw_exception_if_processing_interrupted()
+    current_item()
+
+
 class PromptExecutor:
     def __init__(self, server, cache_type=False, cache_args=None):
         self.server = server
@@ -44,8 +50,7 @@ class PromptExecutor:
         self.success = True
         try:
             for node in prompt:
-                comfy.model_management.throw_exception_if_processing_interrupted()
-                node()
+                await execute(self.server, None, None, node, extra_data, set(), prompt_id)
         except comfy.model_management.InterruptProcessingException:
             self.success = False
         except Exception as error:

@@ -151,6 +151,14 @@ def unet_dtype(device=None, model_params=0, supported_dtypes=(), weight_dtype=No
     return torch.float16
 
 
+def should_use_fp16(device=None, model_params=0, prioritize_performance=True, manual_cast=False):
+    """The memory gate alone: an older card, whose fp16 is not faster than fp32."""
+    return not manual_cast or model_params * 4 > maximum_vram_for_weights(device)
+
+
+should_use_bf16 = should_use_fp16
+
+
 def _candidates(device, keep_loaded):
     """As the real one orders them: most offloaded last to go, then by size."""
     found = []

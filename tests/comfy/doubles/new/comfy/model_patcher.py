@@ -1,13 +1,18 @@
 # ruff: noqa: F821
 """The new generation's patcher: dynamic models, and a free figure of its own."""
 
+import comfy_aimdo.control
+import comfy_aimdo.model_vbar
 from generations import run_shared
+
+import comfy.model_management
 
 run_shared("model_patcher", globals())
 
 
 def _get_free_memory(self, device):
-    return comfy.model_management.get_free_memory(device)
+    pages = comfy_aimdo.model_vbar.vbars_analyze(device.index)
+    return comfy.model_management.get_free_memory(device) + pages
 
 
 ModelPatcher.get_free_memory = _get_free_memory

@@ -1,0 +1,1 @@
+"""The pager, the package."""
