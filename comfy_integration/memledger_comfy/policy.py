@@ -56,16 +56,16 @@ def bounded_ram(upstream: float, ledger_free: int | None) -> int:
     return max(min(int(upstream), ledger_free), floor)
 
 
-def pin_ceiling(upstream: float, own_pinned: int, budget: int | None) -> float:
-    """The most that this process may pin: what it has, and what the shared budget still gives;
-    never more than upstream's own ceiling.
+def pin_ceiling(upstream: float, own_pinned: int, pinned_by_others: int) -> float:
+    """The most that this process may pin: upstream's ceiling is one for all, so what others have
+    pinned goes off it, and what this process has stays.
 
     Upstream's 0 or less means that pinning is off: it stays so. Never 0 otherwise, for that would
     switch it off.
     """
-    if upstream <= 0 or budget is None:
+    if upstream <= 0 or pinned_by_others <= 0:
         return upstream
-    return max(1, min(upstream, own_pinned + budget))
+    return max(1, own_pinned, upstream - pinned_by_others)
 
 
 def unseen_held(held: int, own_held: int) -> int:

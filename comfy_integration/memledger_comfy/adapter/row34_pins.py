@@ -104,16 +104,18 @@ class _Pins:
             self._settle()
             if self._mm.MAX_PINNED_MEMORY not in (self._assigned, self._upstream_ceiling):
                 self._upstream_ceiling = self._mm.MAX_PINNED_MEMORY  # somebody else's choice
-            budget = self._ram.pin_budget()
-            share = policy.pin_ceiling(
-                self._upstream_ceiling, int(self._mm.TOTAL_PINNED_MEMORY), budget
-            )
+            own = int(self._mm.TOTAL_PINNED_MEMORY)
+            share = policy.pin_ceiling(self._upstream_ceiling, own, self._pinned_by_others())
             if share != self._mm.MAX_PINNED_MEMORY:
                 self._mm.MAX_PINNED_MEMORY = self._assigned = share
 
     def part(self, name: str) -> Part | None:
         """Pinned buffers are RAM that this process holds."""
         return Part(held=int(self._mm.TOTAL_PINNED_MEMORY)) if name == "cpu" else None
+
+    def _pinned_by_others(self) -> int:
+        snapshot = self._ram.snapshot()
+        return max(0, sum(row.pinned for row in snapshot.rows) - self._ram.amounts[2])
 
     def release_memory(self, device: Any, size: int) -> int:
         """A sibling asks for pins: ComfyUI's own ladder gives up what is not in use."""
