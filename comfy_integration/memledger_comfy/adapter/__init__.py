@@ -31,6 +31,7 @@ _MODULES = (
     "row32_backups",
     "row33_clones",
     "row34_pins",
+    "row41_view",
     "steps",
     "nodes",
 )
