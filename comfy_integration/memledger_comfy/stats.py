@@ -121,8 +121,10 @@ def _own(ledger: Ledger, own_devices: OwnDevices) -> _Own:
     for name, device in pairs:
         pool = device.snapshot()
         title = str(name).partition("?")[0]
-        if pool.kind == "cgroup":  # the machine's RAM has a pool of its own
-            title += " of this container"
+        if pool.kind == "ram":  # ComfyUI calls it cpu
+            title = "ram"
+        elif pool.kind == "cgroup":  # the machine's RAM has a pool of its own
+            title = "ram of this container"
         own.setdefault(pool.key, (title, pool))  # two names of one card: the first one counts
     return own
 

@@ -321,7 +321,7 @@ function createCard(key, history, sorting, open) {
   const bar = el("div", { class: "bar", role: "img" });
   const chart = createChart(history, key);
   const minutes = Math.round(history.spanMs / 60000);
-  const axis = el("div", { class: "axis", "aria-hidden": "true" }, el("span", {}, `${minutes} min ago`), el("span", {}, el("i", { class: "held" }), "held ", el("i", { class: "used" }), "all used"), el("span", {}, "now"));
+  const axis = el("div", { class: "axis", "aria-hidden": "true" }, el("span", {}, `${minutes} min ago`), el("span", {}, el("i", { class: "held" }), "held", el("i", { class: "used" }), "all used"), el("span", {}, "now"));
   const legend = el("dl", { class: "legend" });
   const source = el("p", { class: "source" });
   const { table, update: updateTable } = createTable(sorting);
@@ -353,8 +353,8 @@ function createCard(key, history, sorting, open) {
       ["own", "This server", held("own"), true],
       ["group", "Its workers", held("group"), held("group") > 0],
       ["other", "Others", others, true],
-      ["releasable", "Releasable part", device.releasable, !pins],
-      ["pinned", "Pinned part", device.pinned, !pins],
+      ["releasable", "Releasable", device.releasable, !pins],
+      ["pinned", "Pinned", device.pinned, !pins],
       ["claimed", "Claimed", device.claimed, true],
       ["unaccounted", "Unaccounted", device.unaccounted, !pins],
       ["free", "Free", device.free, true],
@@ -396,7 +396,7 @@ function createCard(key, history, sorting, open) {
     write(title, String(device.name));
     set(title, "title", String(device.key));
     write(kind, KINDS[device.kind] || String(device.kind));
-    const all = known(device.available) ? `, ${formatBytes(device.available)} if all give back what they can` : "";
+    const all = known(device.available) && device.available !== device.free ? `, ${formatBytes(device.available)} if all give back what they can` : "";
     write(
       free,
       known(device.free) || known(device.total)
@@ -643,7 +643,7 @@ caption.hidden {
   display: block !important; position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%);
 }
 .panel { padding: 12px; color: var(--fg); background: var(--bg); min-height: 100%;
-  font: 13px/1.45 system-ui, sans-serif; overflow-wrap: anywhere; }
+  font-size: 13px; line-height: 1.45; overflow-wrap: anywhere; }
 h2, h3, p, dl, dd { margin: 0; }
 h2 { font-size: 16px; font-weight: 600; }
 h3 { font-size: 14px; font-weight: 600; }
@@ -706,10 +706,11 @@ dd.unknown { font-style: italic; }
   background: color-mix(in srgb, var(--fg) 4%, transparent); forced-color-adjust: none; }
 .chart .used { fill: color-mix(in srgb, var(--fg) 30%, var(--bg)); }
 .chart .held { fill: color-mix(in srgb, var(--fg) 62%, var(--bg)); }
-.axis i { display: inline-block; width: 9px; height: 9px; margin: 0 4px 0 8px; border-radius: 2px; forced-color-adjust: none; }
+.axis i { display: inline-block; width: 9px; height: 9px; margin: 0 4px 0 0; border-radius: 2px; forced-color-adjust: none; }
+.axis .held ~ .used { margin-left: 10px; }
 .axis .used { background: color-mix(in srgb, var(--fg) 30%, var(--bg)); }
 .axis .held { background: color-mix(in srgb, var(--fg) 62%, var(--bg)); }
-.axis { display: flex; justify-content: space-between; font-size: 11px; }
+.axis { display: flex; flex-wrap: wrap; justify-content: space-between; gap: 0 8px; font-size: 11px; white-space: nowrap; }
 .source { margin-top: 4px; }
 
 details { margin-top: 6px; }
@@ -736,6 +737,13 @@ tr.dead .name { text-decoration: line-through; }
   tr { display: grid; grid-template-columns: repeat(4, minmax(0, 1fr)); padding: 3px 0; }
   th:first-child { grid-column: 1 / -1; }
   th, td { padding-block: 1px; }
+  thead th { padding-block: 0; }
+}
+@container (max-width: 260px) {
+  .panel { padding: 8px; }
+  article { padding: 8px; }
+  .axis :nth-child(2) { order: 3; flex: 1 0 100%; }
+  tr { grid-template-columns: repeat(2, minmax(0, 1fr)); }
 }
 @media (prefers-reduced-motion: no-preference) {
   .segment { transition: width .3s ease-out; }

@@ -6,8 +6,6 @@ be right.
 
 from __future__ import annotations
 
-import copy
-import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -195,7 +193,7 @@ def test_device_and_processes_are_shown_in_words(open_page: Open) -> None:
     )
     assert figures(page) == {
         "This server": "2.0 GiB", "Its workers": "2.0 GiB", "Others": "2.0 GiB",
-        "Releasable part": "1.5 GiB", "Pinned part": "0", "Claimed": "1.0 GiB",
+        "Releasable": "1.5 GiB", "Pinned": "0", "Claimed": "1.0 GiB",
         "Unaccounted": "2.0 GiB", "Free": "15.0 GiB",
     }  # fmt: skip
     rows = page.locator("tbody tr")
@@ -365,7 +363,7 @@ def test_many_devices_and_processes_fit(open_page: Open, devices: int, members: 
         assert page.locator("details[open]").count() == 0
         page.locator("summary").first.click()
     assert page.locator("article").first.locator("tbody tr").count() == members
-    for width in ("280px", "460px", "1200px"):
+    for width in ("200px", "280px", "460px", "1200px"):
         page.evaluate("width => { document.querySelector('#place').style.width = width; }", width)
         assert page.evaluate(OUTSIDE) == []
 
@@ -558,7 +556,7 @@ def test_real_figures_reach_the_page_and_the_button_the_siblings(
     page.evaluate("mountReal()")
     page.get_by_role("heading", name="sim:card").wait_for()
     shown = figures(page)
-    assert (shown["This server"], shown["Its workers"], shown["Releasable part"]) == (
+    assert (shown["This server"], shown["Its workers"], shown["Releasable"]) == (
         "10.0 GiB", "3.0 GiB", "4.0 GiB",
     )  # fmt: skip
     assert page.locator("tbody .name").all_inner_texts() == [HOSTILE[:40], "a sibling"]
@@ -642,19 +640,55 @@ def test_menu_button_where_there_is_no_side_bar(open_page: Open, real: Any) -> N
 
 # ---- a picture for the docs
 
+BOTH_THEMES = """([themes, samples]) => {
+  document.querySelector("#place").remove();
+  document.body.style.cssText = "display: flex; margin: 0";
+  for (const theme of themes) {
+    const place = document.createElement("div");
+    place.style.width = "330px";
+    for (const [name, value] of Object.entries(theme)) place.style.setProperty(name, value);
+    document.body.append(place);
+    const history = panel.createHistory();
+    for (const [ago, shown] of samples) history.add(Date.now() - ago * 1000, shown.devices);
+    const fetchStats = async () => samples[samples.length - 1][1];
+    panel.mountPanel(place, { fetchStats, history });
+  }
+}"""
+
+
+def picture() -> list[tuple[int, Any]]:
+    """A few minutes of a server, its worker and another server on one card: (seconds ago, stats)"""
+
+    def at(seconds: int) -> Any:
+        step = max(0, 280 - seconds)
+        load = min(1.0, step / 40) * 9.5 if step < 170 else 6.0 + 3.5 * min(1.0, (step - 170) / 30)
+        worker = 5.0 if step > 110 else 0.5
+        held = [int(n * GIB) for n in (load, worker, 3.0)]
+        rows = [
+            member(0, "ComfyUI", "own", role="host", held=held[0], releasable=int(3.5 * GIB)),
+            member(1, "video nodes", "group", held=held[1], releasable=2 * GIB,
+                   claimed=int(1.5 * GIB)),
+            member(2, "ComfyUI", role="host", held=held[2], pinned=GIB // 2, releasable=0),
+        ]  # fmt: skip
+        free = int(22.9 * GIB) - sum(held) - int(1.5 * GIB)
+        card = device(
+            "cuda:0", rows, held=sum(held), releasable=int(5.5 * GIB), claimed=int(1.5 * GIB),
+            pinned=GIB // 2, unaccounted=int(1.1 * GIB), free=free, available=free + int(5.5 * GIB),
+        )  # fmt: skip
+        shown: Any = answer(card)
+        return shown
+
+    return [(seconds, at(seconds)) for seconds in range(280, -1, -2)]
+
 
 def test_picture_for_the_docs(open_page: Open) -> None:
     """MEMLEDGER_PICTURES=<folder> keeps what this draws; docs/comfyui-panel.png is made so."""
+    page = open_page(mount=False, device_scale_factor=1.5)
+    page.set_viewport_size({"width": 660, "height": 735})
+    page.evaluate(BOTH_THEMES, [[web_page.DARK, web_page.LIGHT], picture()])
+    page.get_by_role("heading", name="cuda:0").nth(1).wait_for()
+    drawn = page.screenshot()
+    assert len(drawn) > 10_000
     folder = os.environ.get("MEMLEDGER_PICTURES")
-    for theme in ("dark", "light"):
-        page = open_page(picture(), theme=theme)
-        page.set_viewport_size({"width": 360, "height": 760})
-        drawn = page.screenshot()
-        assert len(drawn) > 10_000
-        if folder:
-            Path(folder, f"comfyui-panel-{theme}.png").write_bytes(drawn)
-
-
-def picture() -> Any:
-    card = json.loads(json.dumps(device()))
-    return copy.deepcopy(answer(card))
+    if folder:
+        Path(folder, "comfyui-panel.png").write_bytes(drawn)

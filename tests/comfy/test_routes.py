@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -334,6 +335,57 @@ def test_a_compressed_answer_of_the_server_still_has_the_block(host: memledger.L
 
 
 # ---- installing
+
+
+class Queue:
+    """Of ComfyUI's PromptQueue: what /free sets."""
+
+    def __init__(self) -> None:
+        self.flags: dict[str, bool] = {}
+
+    def set_flag(self, name: str, data: bool) -> None:
+        self.flags[name] = data
+
+
+@pytest.mark.parametrize("there_already", [False, True])
+def test_the_row_serves_whenever_the_server_is_made(
+    host: memledger.Ledger, there_already: bool
+) -> None:
+    """Failure: nothing is served, because the row was installed right behind the import of
+    `server`, before there was one."""
+    row, wraps = adapter("adapter.row41_view"), adapter("wraps").Wraps()
+    card = host.device(CARD)
+    module = SimpleNamespace(PromptServer=type("Server", (PromptServer,), {}))
+    context = SimpleNamespace(
+        module=lambda name: {"server": module}.get(name),
+        wraps=wraps,
+        link=SimpleNamespace(ledger=host, devices=lambda: {"cuda:0": card}),
+    )
+    if there_already:
+        server = module.PromptServer.instance = module.PromptServer()
+    assert row.install(context) is None
+    assert row.install(context) is None, "behind a reload"
+    if not there_already:
+        server = module.PromptServer.instance = module.PromptServer()
+    server.prompt_queue = Queue()
+
+    async def do(client: TestClient) -> tuple[Any, Any, Any]:
+        shown = await (await client.get("/api/memledger/stats")).json()
+        block = await (await client.get("/system_stats")).text()
+        answer = await (await client.post("/memledger/free", json={"cache": False})).json()
+        return shown, block, answer
+
+    shown, block, answer = visit(server, do)
+    assert [device["name"] for device in shown["devices"]] == ["cuda:0"]
+    assert '"memledger": {' in block
+    assert answer["own"]
+    assert server.prompt_queue.flags == {"unload_models": True}
+
+
+def test_the_row_says_what_is_missing() -> None:
+    row = adapter("adapter.row41_view")
+    context = SimpleNamespace(module=lambda name: SimpleNamespace(), wraps=adapter("wraps").Wraps())
+    assert row.install(context) == "this ComfyUI has no PromptServer"
 
 
 def test_a_second_install_replaces_the_callbacks_only(host: memledger.Ledger) -> None:

@@ -30,8 +30,8 @@ LIGHT = {
 
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>panel</title>
 <link rel="icon" href="data:,">
-<style>:root {{ {variables} }} body {{ margin: 0; background: var(--bg-color) }}
-#place {{ width: {width} }}</style>
+<style>:root {{ {variables} }} #place {{ width: {width} }}
+body {{ margin: 0; background: var(--bg-color); font-family: sans-serif }}</style>
 <div id="place"></div>
 <script type="module">
   import * as panel from "/extensions/a-pack/panel.js";
