@@ -13,6 +13,7 @@ import weakref
 from memledger import _native, groups
 from memledger.asks import AllSiblings, Asks, Holders
 from memledger.device import Device
+from memledger.errors import LedgerClosed
 from memledger.groups import Job, find_leader, short_id
 from memledger.housekeeping import Housekeeping
 from memledger.model import Reading, absent, plausible
@@ -186,7 +187,9 @@ class Ledger(_native.Ledger):
         return device
 
     def devices(self) -> tuple[Device, ...]:
-        """The devices that this process has opened."""
+        """The devices that this process has opened. Raises LedgerClosed after `leave`."""
+        if self._closed:
+            raise LedgerClosed()
         return tuple(dict.fromkeys(self._devices.values()))
 
     def members(self) -> tuple[Member, ...]:
