@@ -12,6 +12,7 @@ from typing import Any
 from memledger_comfy import hooks, log
 from memledger_comfy.link import Link
 from memledger_comfy.pledges import Pledges
+from memledger_comfy.points import Points
 from memledger_comfy.publisher import Publisher
 from memledger_comfy.serving import Serving
 from memledger_comfy.settings import Settings
@@ -31,6 +32,7 @@ class Context:
         self.publisher = Publisher(self)
         self.serving = Serving(self)
         self.pledges = Pledges(self)
+        self.points = Points(self)
         self.status: dict[str, str] = {}
         """By behaviour: "on", or why not."""
         self.stopped = False
@@ -124,7 +126,7 @@ def module_names() -> set[str]:
     """The modules behind whose import a row wants to be installed."""
     from memledger_comfy import adapter
 
-    return {name for row in adapter.rows() for name in row.REQUIRES}
+    return {name for row in adapter.rows() for name in (*row.REQUIRES, *getattr(row, "AFTER", ()))}
 
 
 def import_or_none(name: str) -> ModuleType | None:

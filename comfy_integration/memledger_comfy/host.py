@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from memledger_comfy import adapter, hooks, log, settings
+from memledger_comfy import adapter, handover, hooks, library, log, settings
 from memledger_comfy.context import Context, module_names
 
 _context: Context | None = None
@@ -57,6 +57,7 @@ def _start() -> Context | None:
         log.once("off", "off: MEMLEDGER_COMFY=off", level=20)
         return None
     _find_library()
+    handover.drop_inherited(os.environ)
     context = Context("host", chosen, "ComfyUI")
     if not context.link.join():
         log.once("join", f"off: memledger cannot be used here: {context.link.why}")
@@ -69,9 +70,7 @@ def _start() -> Context | None:
 
 def _find_library() -> None:
     """Where memledger is not installed, and this folder is linked from a built checkout: that's."""
-    from importlib.util import find_spec
-
-    if find_spec("memledger") is not None:
+    if library.is_installed():
         return
     checkout = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "src")
     if os.path.isdir(os.path.join(checkout, "memledger")):

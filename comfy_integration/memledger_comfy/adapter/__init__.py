@@ -5,6 +5,7 @@ Each has
     ROWS      the rows of docs/comfyui.md that it serves
     ROLES     the processes it runs in: "host", "worker"
     REQUIRES  modules that must be loaded; it is installed right behind the last one's import
+    AFTER     optional: modules that may come at any time; it is installed again behind their import
     install(context) -> str | None
               probes every name, wraps or sets what is there; None: on; else why it is off. It runs
               again behind a reload: wraps find themselves, anything else must too
@@ -27,13 +28,17 @@ _MODULES = (
     "asks",
     "row14_windows",
     "row19_oom",
+    "row21_free",
+    "row25_prompt",
     "row31_hooks",
     "row32_backups",
     "row33_clones",
     "row34_pins",
+    "row39_interrupt",
     "row41_view",
     "steps",
     "nodes",
+    "worker_progress",
 )
 
 

@@ -14,8 +14,6 @@ ROWS = (33,)
 ROLES = ("host", "worker")
 REQUIRES = ("comfy.model_management", "comfy.model_patcher")
 
-_WAIT_S = 0.15
-
 
 def install(context: Context) -> str | None:
     patcher = context.module("comfy.model_patcher")
@@ -49,7 +47,7 @@ def _claim(context: Context, patcher: Any, where: Any) -> Any:
     try:
         return device.claim(size, timeout=0.0)
     except memledger.ClaimRefused:
-        device.ask(size, _WAIT_S)
+        context.serving.ask(where, size)
     try:
         return device.claim(size, timeout=0.0)
     except memledger.ClaimRefused as refused:
