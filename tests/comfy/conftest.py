@@ -58,6 +58,11 @@ class ComfyUI:
     def mm(self) -> Any:
         return self.module("comfy.model_management")
 
+    @property
+    def paths(self) -> list[str]:
+        """For a process of its own that is to be this generation."""
+        return paths(self.generation)
+
     def load_all(self) -> None:
         """As at the moment when custom nodes are loaded."""
         for name in ("model_management", "model_patcher", "samplers", "sd", "utils"):
@@ -100,3 +105,23 @@ def sibling(spawn: Any, card: sim.Card) -> Any:
 
 def card_url(card: sim.Card) -> str:
     return os.environ["COMFY_DOUBLE_CARDS"].split(";")[0]
+
+
+BOOTSTRAP = ADAPTERS / "memledger_comfy" / "bootstrap.py"
+
+
+@pytest.fixture
+def worker(comfy: ComfyUI, spawn: Any) -> Any:
+    """Starts a process that the bootstrap makes a worker: worker() -> Member. It has the host's
+    environment as it is then, and ComfyUI's modules of the same generation; `context` and `mm` in
+    it are ours and ComfyUI's."""
+
+    def start(*, modules: bool = True, bootstrap: Path = BOOTSTRAP, **options: Any) -> Any:
+        env = {"PYTHONPATH": os.pathsep.join(paths(comfy.generation)[:2]), **options.pop("env", {})}
+        member = spawn(join=False, flags=(str(bootstrap),), env=env, **options)
+        member.run("from memledger_comfy import worker; context = worker.context()")
+        if modules:
+            member.run("import comfy.model_management as mm, comfy.utils")
+        return member
+
+    return start

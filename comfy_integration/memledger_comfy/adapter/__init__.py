@@ -37,8 +37,11 @@ _MODULES = (
     "row39_interrupt",
     "row41_view",
     "steps",
+    "workers",
     "nodes",
     "worker_progress",
+    "worker_comfy_env",
+    "worker_pyisolate",
 )
 
 

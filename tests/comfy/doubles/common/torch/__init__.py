@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
-from torch import cuda
+from torch import cuda, nn
 from torch.cuda import OutOfMemoryError
 
 __version__ = "2.0.double"
@@ -94,4 +95,16 @@ def empty(nbytes: int, device: Any = "cpu") -> Tensor:
     return Tensor(nbytes, device)
 
 
-__all__ = ["OutOfMemoryError", "Sized", "Tensor", "cuda", "device", "dtype", "empty"]
+no_grad = contextlib.nullcontext
+
+__all__ = [
+    "OutOfMemoryError",
+    "Sized",
+    "Tensor",
+    "cuda",
+    "device",
+    "dtype",
+    "empty",
+    "nn",
+    "no_grad",
+]

@@ -1,0 +1,1 @@
+"""A node pack with nothing in it, for pyisolate to load."""
