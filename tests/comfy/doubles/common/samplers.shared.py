@@ -1,6 +1,7 @@
-# ruff: noqa: F821
+# ruff: noqa: F401, F821
 """comfy.samplers, what both generations have: how many conds run in one batch."""
 
+import comfy.model_management
 import torch
 
 
