@@ -53,9 +53,7 @@ class _Pins:
         self._context, self._mm, self._ram = context, mm, ram
         self._upstream_ceiling = mm.MAX_PINNED_MEMORY
         self._assigned: Any = None
-        if self._upstream_ceiling > 0:
-            # The budget of all is what one ComfyUI would have taken, not the ledger's default.
-            ram.pin_ceiling(int(self._upstream_ceiling))
+        self._share_ceiling()
         self._claim: Any = None
         self._ask_after = 0.0
         self._lock = threading.RLock()
@@ -104,6 +102,7 @@ class _Pins:
             self._settle()
             if self._mm.MAX_PINNED_MEMORY not in (self._assigned, self._upstream_ceiling):
                 self._upstream_ceiling = self._mm.MAX_PINNED_MEMORY  # somebody else's choice
+                self._share_ceiling()
             own = int(self._mm.TOTAL_PINNED_MEMORY)
             share = policy.pin_ceiling(self._upstream_ceiling, own, self._pinned_by_others())
             if share != self._mm.MAX_PINNED_MEMORY:
@@ -112,6 +111,11 @@ class _Pins:
     def part(self, name: str) -> Part | None:
         """Pinned buffers are RAM that this process holds."""
         return Part(held=int(self._mm.TOTAL_PINNED_MEMORY)) if name == "cpu" else None
+
+    def _share_ceiling(self) -> None:
+        """The budget of all is what one ComfyUI would have taken, not the ledger's default."""
+        if self._upstream_ceiling > 0:
+            self._ram.pin_ceiling(int(self._upstream_ceiling))
 
     def _pinned_by_others(self) -> int:
         snapshot = self._ram.snapshot()

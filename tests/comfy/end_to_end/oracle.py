@@ -4,7 +4,11 @@ that is asked for resident at once. No ledger, no processes, no doubles."""
 from __future__ import annotations
 
 GIB = 1 << 30
-INFERENCE = int(GIB * 0.8) + 400 * (1 << 20)
+MIB = 1 << 20
+RESERVED = 400 * MIB
+INFERENCE = int(GIB * 0.8) + RESERVED
+PIECE = 256 * MIB
+VAE = MIB
 
 
 class Oracle:
@@ -14,10 +18,13 @@ class Oracle:
         self.total, self.foreign = total, foreign
         self.resident: dict[str, int] = {}
         self.idle: set[str] = set()
+        self.loading: set[str] = set()
+        """Models in the middle of a load: what ComfyUI wants free beside each is promised to it."""
 
     @property
     def free(self) -> int:
-        return self.total - self.foreign - sum(self.resident.values())
+        promised = INFERENCE * len(self.loading)
+        return self.total - self.foreign - sum(self.resident.values()) - promised
 
     def load(self, name: str, nbytes: int) -> int:
         self._make_room(nbytes + INFERENCE)
@@ -34,8 +41,9 @@ class Oracle:
         return ran
 
     def decode(self, samples: int, each: int) -> list[int]:
-        self._make_room(samples * each + INFERENCE)
-        batch = max(1, self.free // each)
+        """ComfyUI makes room for one sample, and then takes as many as fit beside the VAE."""
+        self._make_room(VAE + max(INFERENCE, each + RESERVED))
+        batch = max(1, (self.free - VAE) // each)
         return [min(batch, samples - start) for start in range(0, samples, batch)]
 
     def dtype(self, parameters: int) -> str:
@@ -43,7 +51,8 @@ class Oracle:
         return "fp16" if parameters * 2 <= limit else "fp8"
 
     def _make_room(self, nbytes: int) -> None:
+        """Idle models give up what is missing, in whole pieces."""
         for name in sorted(self.idle & set(self.resident)):
-            if self.free >= nbytes:
-                return
-            del self.resident[name]
+            missing = max(0, nbytes - self.free)
+            pieces = -(-missing // PIECE)
+            self.resident[name] = max(0, self.resident[name] - pieces * PIECE)

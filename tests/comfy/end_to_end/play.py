@@ -114,6 +114,10 @@ class Process:
         """How many of `count` buffers could be pinned."""
         return int(self._job(lambda: sum(mm.pin(nbytes) for _ in range(count))))
 
+    def held_by_others(self) -> int:
+        figures = self.adapter.link.device(GPU).figures()
+        return int(figures.held - figures.own_held)
+
     # ---- how
 
     def _job(self, work: Callable[[], Any]) -> Any:
