@@ -173,7 +173,8 @@ def post(server: PromptServer, **request: Any) -> tuple[int, Any]:
 def test_free_reaches_siblings_and_the_own_process(
     host: memledger.Ledger, spawn: Callable[..., Any]
 ) -> None:
-    sibling = spawn("sibling")
+    sibling = spawn(join=False)
+    sibling.join("another server", role="host")  # in no group of ours
     before = sibling.run("ledger.free_epoch()")[0]
     free = Free()
     server = PromptServer()

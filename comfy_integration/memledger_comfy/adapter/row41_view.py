@@ -1,7 +1,7 @@
 """Row 41: what people see: /memledger/stats, a block in /system_stats, the panel's button.
 
-The server is made after its module is imported, and closes its list of routes in `add_routes`. So
-ours are added when that is called, or at once where the server is there already.
+The server is made after its module is imported, and uses its list of routes up in `add_routes`,
+when all packs are loaded. So ours are added when that is called.
 """
 
 from __future__ import annotations
@@ -29,15 +29,12 @@ def install(context: Context) -> str | None:
     def adding_routes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         _add(context, args[0])
 
-    instance = getattr(prompt_server, "instance", None)
-    if instance is not None:
-        return None if _add(context, instance) else "the server took no routes"
     if context.wraps.around(prompt_server, "add_routes", NAME, adding_routes):
         return None
     return "this ComfyUI has no PromptServer.add_routes"
 
 
-def _add(context: Context, server: Any) -> bool:
+def _add(context: Context, server: Any) -> None:
     from memledger_comfy import routes
 
     def request_free(*, unload: bool, cache: bool) -> None:
@@ -48,4 +45,4 @@ def _add(context: Context, server: Any) -> bool:
             server.prompt_queue.set_flag("free_memory", True)
 
     link = context.link
-    return routes.install(server, lambda: link.ledger, request_free, own_devices=link.devices)
+    routes.install(server, lambda: link.ledger, request_free, own_devices=link.devices)
