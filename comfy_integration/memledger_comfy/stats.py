@@ -75,7 +75,7 @@ def off(reason: str, status: str = "off") -> dict[str, Any]:
 
 def system_stats_block(ledger: Ledger, *, own_devices: OwnDevices = ()) -> dict[str, Any]:
     """The smaller block for `/system_stats`: the devices of this process, and who holds what on
-    them. Same words as in stats(). About 20 us per device and 5 us per member."""
+    them. Same words as in stats(). About 50 us, and 10 us per member."""
     own = _own(ledger, own_devices)
     related = _relations(ledger.members())
     devices = []
