@@ -12,13 +12,16 @@ as it was, with one log line per kind.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from memledger_comfy import log
+from memledger_comfy.free_words import FreeWords
+from memledger_comfy.points import CACHE, UNLOAD
 from memledger_comfy.stats import SCHEMA, OwnDevices, off, stats, system_stats_block
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ def install(
     period_s: float = 1.0,
     *,
     own_devices: Callable[[], OwnDevices] | None = None,
+    words: FreeWords | None = None,
 ) -> bool:
     """Add the routes and the middleware to `server`, ComfyUI's PromptServer, before it starts.
 
@@ -44,11 +48,13 @@ def install(
     request_free: called as request_free(unload=bool, cache=bool) for this process's own part.
     period_s: seconds for which figures are served again without a new look.
     own_devices: ComfyUI's names for the ledger's devices; default: those that the ledger opened.
+    words: where requests of other servers are heard, once per `period_s`.
 
     A second call (a reload) replaces the callbacks. False when nothing could be installed. Never
     raises.
     """
-    view = View(get_ledger, request_free, period_s, own_devices or (lambda: ()))
+    words = words or FreeWords(get_ledger)
+    view = View(get_ledger, request_free, period_s, own_devices or (lambda: ()), words)
     known = getattr(server, _MARK, None)
     if known is not None:
         known.__dict__.update(view.__dict__)
@@ -62,7 +68,8 @@ def install(
         return False
     try:
         server.app.middlewares.append(view.middleware())
-    except Exception as error:  # the server runs already: its middlewares are fixed
+        server.app.cleanup_ctx.append(view.listening)
+    except Exception as error:  # the server runs already: nothing can be added to it
         log.failed("the block in /system_stats", error)
     return True
 
@@ -76,11 +83,13 @@ class View:
         request_free: Callable[..., object],
         period_s: float,
         own_devices: Callable[[], OwnDevices],
+        words: FreeWords,
     ) -> None:
         self._get_ledger = get_ledger
         self._request_free = request_free
         self._own_devices = own_devices
         self._period_s = period_s
+        self._words = words
         self._looking: asyncio.Future[tuple[int, str]] | None = None
         self._answer: tuple[int, str] = (503, "")
         self._answer_at = float("-inf")
@@ -140,7 +149,7 @@ class View:
             ledger = self._get_ledger()
             if ledger is not None:
                 siblings = sum(m.state in ("live", "unverified") for m in ledger.members()) - 1
-                asked = bool(ledger.request_free(unload=unload, cache=cache, scope=scope))
+                asked = self._words.request(unload=unload, cache=cache, scope=scope)
             else:
                 errors.append("memledger is off: only this server was asked")
         except Exception as error:
@@ -160,6 +169,26 @@ class View:
             "own": own,
             "errors": errors,
         }
+
+    # ---- requests of other servers
+
+    async def listening(self, app: web.Application) -> AsyncIterator[None]:
+        """While the server runs."""
+        task = asyncio.create_task(self._listen())
+        yield
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    async def _listen(self) -> None:
+        while True:
+            await asyncio.sleep(max(self._period_s, 0.05))
+            try:
+                flags = self._words.take()
+                if flags:
+                    self._request_free(unload=bool(flags & UNLOAD), cache=bool(flags & CACHE))
+            except Exception as error:
+                log.failed("what another server asks", error)
 
     # ---- /system_stats
 

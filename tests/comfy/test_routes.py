@@ -250,6 +250,47 @@ def test_free_goes_on_where_a_half_of_it_fails(
     assert free.calls == [{"unload": True, "cache": True}]
 
 
+def test_what_another_server_asks_is_done_once(
+    host: memledger.Ledger, spawn: Callable[..., Any], wait_until: Callable[..., Any]
+) -> None:
+    """Failure: "ask all" on one server's page leaves the models of the others where they are; or a
+    server hears what it asked itself, and never stops freeing."""
+    other = spawn(join=False)
+    other.join("another server", role="host")
+    free, words = Free(), adapter("free_words").FreeWords(lambda: host)
+    server = PromptServer()
+    routes.install(server, lambda: host, free, 0.0, words=words)
+
+    async def heard(calls: list[Any]) -> None:
+        while free.calls != calls:
+            await asyncio.sleep(0.01)
+
+    async def do(client: TestClient) -> None:
+        other.run("ledger.request_free(unload=False, scope='all')")
+        await heard([{"unload": False, "cache": True}])
+        async with client.post("/memledger/free", json={}) as response:
+            assert (await response.json())["asked"]
+        words.request(unload=True, cache=True)  # as row 21 does for every click
+        other.run("ledger.request_free(cache=False, scope='all')")
+        await heard([
+            {"unload": False, "cache": True},  # the other's
+            {"unload": True, "cache": True},  # the own button
+            {"unload": True, "cache": False},  # the other's
+        ])  # fmt: skip
+
+    visit(server, do)
+
+
+def test_a_request_found_while_asking_oneself_is_not_lost(
+    host: memledger.Ledger, spawn: Callable[..., Any]
+) -> None:
+    other = spawn("other")
+    words = adapter("free_words").FreeWords(lambda: host)
+    other.run("ledger.request_free(cache=False, scope='all')")
+    words.request(unload=False, cache=True)
+    assert (words.take(), words.take()) == (1, 0)
+
+
 # ---- /system_stats
 
 
@@ -360,6 +401,7 @@ def test_the_row_serves_whenever_the_server_is_made(
     context = SimpleNamespace(
         module=lambda name: {"server": module}.get(name),
         wraps=wraps,
+        kept={},
         link=SimpleNamespace(ledger=host, devices=lambda: {"cuda:0": card}),
     )
     if there_already:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from memledger_comfy import free_words
+
 if TYPE_CHECKING:
     from memledger_comfy.context import Context
 
@@ -19,7 +21,7 @@ class _Requests:
     worker has loaded meanwhile."""
 
     def __init__(self, context: Context) -> None:
-        self._link = context.link
+        self._words = free_words.of(context)
         self._reset_expected = False
 
     def clicked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -45,8 +47,7 @@ class _Requests:
             self._request(unload=False, cache=True)
 
     def _request(self, *, unload: bool, cache: bool) -> None:
-        if self._link.ledger is not None:
-            self._link.ledger.request_free(unload=unload, cache=cache)
+        self._words.request(unload=unload, cache=cache)
 
 
 def install(context: Context) -> str | None:

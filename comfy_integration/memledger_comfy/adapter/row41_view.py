@@ -35,7 +35,7 @@ def install(context: Context) -> str | None:
 
 
 def _add(context: Context, server: Any) -> None:
-    from memledger_comfy import routes
+    from memledger_comfy import free_words, routes
 
     def request_free(*, unload: bool, cache: bool) -> None:
         # As ComfyUI's own /free does: the prompt's thread acts on it after what runs now.
@@ -45,4 +45,10 @@ def _add(context: Context, server: Any) -> None:
             server.prompt_queue.set_flag("free_memory", True)
 
     link = context.link
-    routes.install(server, lambda: link.ledger, request_free, own_devices=link.devices)
+    routes.install(
+        server,
+        lambda: link.ledger,
+        request_free,
+        own_devices=link.devices,
+        words=free_words.of(context),
+    )
