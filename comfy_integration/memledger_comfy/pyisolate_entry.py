@@ -9,7 +9,10 @@ from memledger_comfy import worker
 from pyisolate import ProxiedSingleton
 
 if os.environ.get("PYISOLATE_CHILD") == "1":
-    worker.start(os.environ.get("PYISOLATE_EXTENSION") or "pyisolate child")
+    started = worker.start(os.environ.get("PYISOLATE_EXTENSION") or "pyisolate child")
+    if started is not None:
+        # ComfyUI's adapter may have loaded its modules before, and they copied names.
+        started.wraps.sweep_aliases()
 
 
 class MemledgerWorker(ProxiedSingleton):  # type: ignore[misc]

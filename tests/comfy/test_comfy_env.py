@@ -170,6 +170,23 @@ def test_it_drops_its_models_when_the_user_frees(comfy: Any, host: Any, pack: An
     assert inside("evaluate", source="len(mm.current_loaded_models)") == 0
 
 
+def test_a_free_in_the_middle_of_a_node_waits_for_its_end(
+    comfy: Any, host: Any, pack: Any, files: dict[str, str]
+) -> None:
+    inside = pack()
+    inside("load", nbytes=3 * GIB)
+    loaded: list[Any] = []
+    node = threading.Thread(
+        target=lambda: loaded.append(inside("steps_after_a_free", flag=files["flag"])), daemon=True
+    )
+    node.start()
+    wait_until(lambda: os.path.exists(files["flag"]))
+    comfy.module("execution").PromptQueue(None).set_flag("unload_models", True)
+    node.join(60)
+    assert loaded == [1]
+    wait_until(lambda: held_by_others(host) < GIB)
+
+
 def test_it_answers_an_ask_while_it_waits(host: Any, pack: Any) -> None:
     inside = pack()
     inside("load", nbytes=3 * GIB)
@@ -177,6 +194,16 @@ def test_it_answers_an_ask_while_it_waits(host: Any, pack: Any) -> None:
     wait_until(lambda: device.figures().releasable > 2 * GIB)
     assert device.ask(2 * GIB, timeout=20).credited >= 2 * GIB
     assert held_by_others(host) <= 2 * GIB
+
+
+def test_a_node_that_cannot_be_imported_leaves_it_waiting(host: Any, pack: Any) -> None:
+    inside = pack()
+    inside("load", nbytes=3 * GIB)
+    with pytest.raises(Exception, match="memledger_test_no_such_module"):
+        inside.worker.call_method("memledger_test_no_such_module", "Node", "run")
+    device = host.link.device("cuda:0")
+    wait_until(lambda: device.figures().releasable > 2 * GIB)
+    assert device.ask(2 * GIB, timeout=20).credited >= 2 * GIB
 
 
 def test_it_answers_an_ask_between_two_steps(host: Any, pack: Any, files: dict[str, str]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import selectors
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from memledger_comfy.points import on_main_thread
@@ -28,15 +30,8 @@ def install(context: Context) -> str | None:
     def ends(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., None]:
         return lambda value, error: points.node_ends()
 
-    # Called before a node's module is imported, and in the `finally` around the node. A node whose
-    # import fails never ends: the next one's beginning is also its end.
-    def begins_anew(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if points.in_node:
-            points.node_ends()
-        begins(args, kwargs)
-
     wraps = context.wraps
-    begun = wraps.around(manager, "cast_epoch_boundary", NAME, begins_anew)
+    begun = wraps.around(manager, "cast_epoch_boundary", NAME, begins)
     ended = wraps.around(manager, "release_node_boundary", NAME, ends)
     if not ended:
         return "this comfy-env has no release_node_boundary"
@@ -48,12 +43,25 @@ def install(context: Context) -> str | None:
     return None
 
 
+def _called_by_the_loop() -> bool:
+    """Whether what called us is the loop that waits for the next node. Within a node, the worker
+    waits for what it has asked of the host."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("memledger_comfy"):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name == "main"
+
+
 def _wait(points: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """In front of a receive that would block for ever: serve until something has come."""
     timeout = args[1] if len(args) > 1 else kwargs.get("timeout")
     sock = getattr(args[0], "_sock", None)
-    if timeout is not None or sock is None or points.in_node or not on_main_thread():
+    if timeout is not None or sock is None or not on_main_thread():
         return
+    if points.in_node:
+        if not _called_by_the_loop():
+            return
+        points.node_ends()  # one that failed before it ran, as at its import
     with selectors.DefaultSelector() as selector:
         selector.register(sock, selectors.EVENT_READ)
         points.wait()

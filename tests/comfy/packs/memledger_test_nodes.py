@@ -66,6 +66,21 @@ def checks(flag: str, until: str) -> str:
     return _repeat(mm.throw_exception_if_processing_interrupted, until)
 
 
+def steps_after_a_free(flag: str) -> int:
+    """Report progress until the group is asked to free, and some more; models loaded then."""
+    import comfy.model_management as mm
+    import comfy.utils
+
+    ledger = sys.modules["memledger_comfy.worker"].context().link.ledger
+    _touch(flag)
+    bar, deadline = comfy.utils.ProgressBar(1 << 20), time.monotonic() + WATCHDOG_S
+    while not ledger.pending() & 4 and time.monotonic() < deadline:
+        bar.update(1)
+    for _ in range(10):
+        bar.update(1)
+    return len(mm.current_loaded_models)
+
+
 def _touch(path: str) -> None:
     with open(path, "w", encoding="utf-8"):
         pass
@@ -95,6 +110,9 @@ class Node:
 
     def steps(self, flag: str, until: str) -> str:
         return steps(flag, until)
+
+    def steps_after_a_free(self, flag: str) -> int:
+        return steps_after_a_free(flag)
 
     def checks(self, flag: str, until: str) -> str:
         return checks(flag, until)
