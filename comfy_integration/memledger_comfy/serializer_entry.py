@@ -1,4 +1,5 @@
-"""What a comfy-env worker runs before torch: named in COMFY_ENV_SERIALIZER_FILES by the host.
+"""What a comfy-env worker runs before ComfyUI's modules: the host names it in
+COMFY_ENV_SERIALIZER_FILES.
 
 Executed by path, in a Python that knows neither this package nor memledger. Registers nothing.
 """

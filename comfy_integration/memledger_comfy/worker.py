@@ -1,6 +1,6 @@
 """A worker: a process that runs nodes for a host. Joins the host's group and keeps its word.
 
-Started before torch and before ComfyUI's modules (`serializer_entry` in comfy-env's workers,
+Started before ComfyUI's modules (`serializer_entry` in comfy-env's workers,
 `pyisolate_entry` in pyisolate's, `bootstrap` in any other). Needs nothing installed: the host hands
 over the folders of this package and of memledger by environment (handover.py).
 """

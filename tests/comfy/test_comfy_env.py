@@ -1,4 +1,5 @@
-"""Workers of the real comfy-env: they join by the file that it runs before torch."""
+"""Workers of the real comfy-env: they join by the file that it runs before ComfyUI's
+modules."""
 
 from __future__ import annotations
 
@@ -110,7 +111,7 @@ def run_prompt(comfy: Any, prompt_id: str, node: Callable[[], Any]) -> tuple[Any
     return executor, thread
 
 
-def test_it_joins_the_hosts_group_before_torch(host: Any, pack: Any) -> None:
+def test_it_joins_the_hosts_group(host: Any, pack: Any) -> None:
     known = pack()("tell")
     assert (known["joined"], known["why"], known["leader"]) == (True, None, "named by the group")
     import memledger
@@ -185,6 +186,30 @@ def test_a_free_in_the_middle_of_a_node_waits_for_its_end(
     node.join(60)
     assert loaded == [1]
     wait_until(lambda: held_by_others(host) < GIB)
+
+
+def test_an_interrupt_is_no_business_of_a_release(comfy: Any, host: Any, pack: Any) -> None:
+    """Between two nodes nobody would answer comfy-env's progress hook: it would wait for ever."""
+    inside = pack()
+    inside("load", nbytes=3 * GIB)
+    inside("check_in_releases")
+    host.link.ledger.prompt_begin("a")
+    comfy.module("nodes").interrupt_processing()
+    reply = inside.worker.send_command("full_release")
+    assert reply["receipt"]["errors"] == []
+    assert inside("evaluate", source="len(mm.current_loaded_models)") == 0
+    host.link.ledger.prompt_end("a")
+
+
+def test_a_release_for_the_host_asks_nobody(host: Any, pack: Any, sibling: Any) -> None:
+    """What comfy-env wants free for somebody else's load, its worker does not ask others for."""
+    inside = pack()
+    inside("load", nbytes=2 * GIB)
+    sibling.call("publish", 6 * GIB, 6 * GIB)
+    receipt = inside.worker.send_command("partial_release", size=8 * GIB)["receipt"]
+    assert receipt["freed_bytes"] == 2 * GIB
+    counters = next(m for m in host.link.ledger.members() if m.role == "worker").counters
+    assert counters.asks_sent == 0
 
 
 def test_it_answers_an_ask_while_it_waits(host: Any, pack: Any) -> None:

@@ -74,7 +74,7 @@ def _install_in_worker(context: Context) -> str | None:
     def checked(original: Callable[..., Any]) -> Callable[..., Any]:
         def check(*args: Any, **kwargs: Any) -> Any:
             if word():
-                _interrupt(raised)
+                _interrupt(context, raised)
             return original(*args, **kwargs)
 
         return check
@@ -97,10 +97,17 @@ def _exception(base: type[BaseException]) -> type[BaseException]:
     return type(base.__name__, (base, Exception), {"__module__": base.__module__})
 
 
-def _interrupt(raised: type[BaseException]) -> None:
-    """comfy-env's progress hook asks the host, and raises what makes the host stop as after a click
-    of the user; where it does not, or there is none, this raises `raised`."""
-    hook = getattr(sys.modules.get("comfy.utils"), "PROGRESS_BAR_HOOK", None)
-    if hook is not None and "comfy_worker" in sys.modules and on_main_thread():
-        hook(0, 1, None)
+def _interrupt(context: Context, raised: type[BaseException]) -> None:
+    """Raises. Not in a comfy-env worker that runs no node: it gives memory back, or answers the
+    host, and is not what the user interrupts.
+
+    comfy-env's progress hook asks the host, and raises what makes the host stop as after a click of
+    the user; where it does not, this raises `raised`. Outside of a node nobody would answer it.
+    """
+    if "comfy_worker" in sys.modules and on_main_thread():
+        if not context.points.in_node:
+            return
+        hook = getattr(sys.modules.get("comfy.utils"), "PROGRESS_BAR_HOOK", None)
+        if hook is not None:
+            hook(0, 1, None)
     raise raised(TEXT)

@@ -37,10 +37,19 @@ def install(context: Context) -> str | None:
         return "this comfy-env has no release_node_boundary"
     if not begun:
         return "this comfy-env has no cast_epoch_boundary"
+    for name in ("partial_release", "release_pins", "full_release"):
+        wraps.around(manager, name, NAME, lambda *_: _without_asks(context))
     transport = getattr(context.module("_ipc_shared"), "SocketTransport", None)
     if not wraps.around(transport, "recv", NAME, lambda args, kwargs: _wait(points, args, kwargs)):
         return "this comfy-env has no SocketTransport.recv: idle workers answer nothing"
     return None
+
+
+def _without_asks(context: Context) -> Callable[..., object]:
+    """The host takes memory back: that is no shortage of ours, for which siblings would be asked,
+    who are asked by the host themselves."""
+    before = context.serving.limit_asks(0.0)
+    return lambda value, error: context.serving.limit_asks(before)
 
 
 def _called_by_the_loop() -> bool:

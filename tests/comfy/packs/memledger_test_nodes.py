@@ -81,6 +81,19 @@ def steps_after_a_free(flag: str) -> int:
     return len(mm.current_loaded_models)
 
 
+def check_in_releases() -> None:
+    """From now on whatever unloads models looks for an interrupt, as ComfyUI's operations do."""
+    import comfy.model_management as mm
+
+    unload = mm.unload_all_models
+
+    def unload_all_models() -> None:
+        mm.throw_exception_if_processing_interrupted()
+        unload()
+
+    mm.unload_all_models = unload_all_models
+
+
 def _touch(path: str) -> None:
     with open(path, "w", encoding="utf-8"):
         pass
@@ -113,6 +126,9 @@ class Node:
 
     def steps_after_a_free(self, flag: str) -> int:
         return steps_after_a_free(flag)
+
+    def check_in_releases(self) -> None:
+        check_in_releases()
 
     def checks(self, flag: str, until: str) -> str:
         return checks(flag, until)
