@@ -134,6 +134,10 @@ def test_a_pack_with_serializers_of_its_own_joins_too(pack: Any) -> None:
     assert len(loaded) == 1
 
 
+def test_a_pack_may_stay_out(pack: Any) -> None:
+    assert pack(env={"MEMLEDGER_COMFY": "off"})("tell") == {"joined": False}
+
+
 def test_what_it_holds_is_published_and_goes_with_it(host: Any, pack: Any) -> None:
     inside = pack()
     assert inside("load", nbytes=3 * GIB) == 1

@@ -72,9 +72,10 @@ class _Prompts:
 def install(context: Context) -> str | None:
     if context.role == "worker":
         return _install_in_worker(context)
-    executor = getattr(context.module("execution"), "PromptExecutor", None)
-    if executor is None:
-        return None if context.module("execution") is None else "this ComfyUI has no PromptExecutor"
+    execution = context.module("execution")
+    if execution is None:
+        return "this ComfyUI has no execution"
+    executor = getattr(execution, "PromptExecutor", None)
     prompts = _Prompts(context)
     wraps = context.wraps
     found = [

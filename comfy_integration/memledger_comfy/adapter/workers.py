@@ -39,7 +39,8 @@ def _comfy_env(context: Context) -> None:
     """A pack with serializers of its own replaces the variable in its worker's environment."""
 
     def with_entry(env: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        env.update(handover.variables(context.link, os.environ))
+        for name, value in handover.variables(context.link, os.environ).items():
+            env.setdefault(name, value)  # what a pack says of itself stays
         env[handover.SERIALIZERS] = handover.with_entry(env.get(handover.SERIALIZERS))
         return env
 

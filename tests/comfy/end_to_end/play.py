@@ -4,8 +4,11 @@ the processes; the test tells each what to do and when."""
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -118,6 +121,13 @@ class Process:
         figures = self.adapter.link.device(GPU).figures()
         return int(figures.held - figures.own_held)
 
+    def releasable(self) -> int:
+        return int(self.adapter.link.device(GPU).figures().releasable)
+
+    def free(self) -> int:
+        """By the ledger: lower for up to two readings after bytes have landed unpublished."""
+        return int(self.adapter.link.device(GPU).free())
+
     # ---- how
 
     def _job(self, work: Callable[[], Any]) -> Any:
@@ -164,17 +174,38 @@ class Process:
         self._go_on.wait(60)
 
 
-def publish_late(seconds: float) -> None:
-    """Every publish of this process reaches the ledger that much later; claims are made at once."""
+def publish_late(seconds: float, serving: Any) -> None:
+    """Every publish of this process reaches the ledger that much later. Claims are made at once,
+    and so is the publish that is the answer to an ask."""
     import memledger
+
+    waiting: queue.SimpleQueue[tuple[float, int, Callable[..., Any], Any, Any]] = (
+        queue.SimpleQueue()
+    )
+    newest = [0]
+    """Of an answer: what was to be published before it is overtaken."""
+
+    def deliver() -> None:
+        while True:
+            due, number, call, args, kwargs = waiting.get()
+            time.sleep(max(0.0, due - time.monotonic()))
+            if number >= newest[0]:
+                _quietly(call, args, kwargs)
+
+    numbers = itertools.count(1)
 
     def later(call: Callable[..., Any]) -> Callable[..., None]:
         def wait_and_call(*args: Any, **kwargs: Any) -> None:
-            timer = threading.Timer(seconds, _quietly, (call, args, kwargs))
-            timer.daemon = True
-            timer.start()
+            number = next(numbers)
+            if serving.is_serving:
+                newest[0] = number
+                call(*args, **kwargs)
+            else:
+                waiting.put((time.monotonic() + seconds, number, call, args, kwargs))
 
         return wait_and_call
+
+    threading.Thread(target=deliver, daemon=True).start()
 
     class LateClaim:
         def __init__(self, claim: Any) -> None:

@@ -48,7 +48,7 @@ class Players:
             player = spawn(join=False, quiet=False, env={**self._env, **group})
             player.run((HOST if name == "host" else WORKER) + PLAY)
             if late:
-                player.run("play.publish_late(1.0)")
+                player.run("play.publish_late(1.0, context.serving)")
             if name == "host" and not off:
                 group = {"MEMLEDGER_GROUP": player.run("context.link.ledger.group")}
             self._all[name] = player
@@ -177,7 +177,8 @@ def row19(players: Players, foreign: int) -> dict[str, Any]:
     """A sibling's idle model leaves a little of the card, and a sample takes two GiB."""
     idle = CARD - foreign - LEFT
     players["two"].run(f"me.load('idle', {idle})")
-    players.wait_for("host", "held_by_others", idle)
+    players.wait_for("host", "releasable", idle)
+    players.wait_for("host", "free", LEFT)
     return {"batches": players["host"].run(f"me.decode(4, {2 * GIB})"), "ooms": players.ooms()}
 
 
