@@ -24,6 +24,9 @@ print(json.dumps({
 }))
 """
 
+one_generation = pytest.mark.parametrize("comfy", ["new"], indirect=True)
+"""What does not depend on ComfyUI's version."""
+
 
 @pytest.fixture
 def program(tmp_path: Path) -> Path:
@@ -48,6 +51,7 @@ def told(*words: object, **options: Any) -> dict[str, Any]:
     return answer
 
 
+@one_generation
 def test_a_script_runs_as_it_would_alone(comfy: Any, program: Path) -> None:
     comfy.start_host()
     answer = told(BOOTSTRAP, program, "one", "-m", "--two")
@@ -62,6 +66,7 @@ def test_a_script_runs_as_it_would_alone(comfy: Any, program: Path) -> None:
     }
 
 
+@one_generation
 def test_a_module_runs_as_it_would_alone(comfy: Any, program: Path) -> None:
     comfy.start_host()
     answer = told(BOOTSTRAP, "-m", "tell", "one", cwd=program.parent)
@@ -70,6 +75,7 @@ def test_a_module_runs_as_it_would_alone(comfy: Any, program: Path) -> None:
     assert (answer["joined"], answer["name"], answer["main"]) == (True, "__main__", True)
 
 
+@one_generation
 def test_where_the_package_can_be_imported_it_is_a_module(comfy: Any, program: Path) -> None:
     comfy.start_host()
     env = {**os.environ, "PYTHONPATH": str(ADAPTERS.parent)}
@@ -78,6 +84,7 @@ def test_where_the_package_can_be_imported_it_is_a_module(comfy: Any, program: P
     assert answer["joined"] is True
 
 
+@one_generation
 def test_the_programs_exit_status_is_its_own(comfy: Any, tmp_path: Path) -> None:
     comfy.start_host()
     program = tmp_path / "leave.py"
@@ -108,6 +115,7 @@ def test_without_a_ledger_the_program_runs_all_the_same(
         assert lines[0].startswith("[memledger] off in this worker: /nowhere does not load here")
 
 
+@one_generation
 def test_without_a_program_it_says_how(comfy: Any) -> None:
     for words in ((), ("-m",), ("-c", "1")):
         done = run(BOOTSTRAP, *words)

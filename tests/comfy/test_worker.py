@@ -24,6 +24,9 @@ LOAD = (
     "mm.load_models_gpu([model])\n"
 )
 
+one_generation = pytest.mark.parametrize("comfy", ["new"], indirect=True)
+"""What does not depend on ComfyUI's version."""
+
 
 @pytest.fixture
 def host(comfy: Any) -> Any:
@@ -115,6 +118,7 @@ def test_a_cache_that_cannot_be_dropped_stops_nothing(comfy: Any, host: Any, wor
 
 
 @pytest.mark.parametrize("version", pythons.VERSIONS)
+@one_generation
 def test_another_python_joins_with_the_hosts_folder(
     comfy: Any, host: Any, spawn: Any, version: str
 ) -> None:
@@ -142,6 +146,7 @@ def test_another_python_joins_with_the_hosts_folder(
     assert others_hold(host) == 2 * GIB
 
 
+@one_generation
 def test_an_unrelated_package_of_the_name_is_not_taken_for_ours(
     host: Any, worker: Any, tmp_path: Path
 ) -> None:
@@ -159,6 +164,7 @@ def test_an_unrelated_package_of_the_name_is_not_taken_for_ours(
     assert inside.stderr() == f"{line} not installed\n"
 
 
+@one_generation
 def test_where_the_hosts_library_does_not_load_the_installed_one_serves(
     host: Any, worker: Any, tmp_path: Path
 ) -> None:
@@ -192,6 +198,7 @@ def test_a_ledger_of_another_layout_costs_a_line(
     assert "this worker shares no ledger with its host: the segment has another layout" in lines[0]
 
 
+@one_generation
 def test_switched_off_it_is_not_there(
     comfy: Any, spawn: Any, worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +213,7 @@ def test_switched_off_it_is_not_there(
 # ---- several servers
 
 
+@one_generation
 def test_two_servers_never_hear_each_other(comfy: Any, host: Any, spawn: Any, worker: Any) -> None:
     """The second was started from the first, and has its environment: still it is no worker of
     it, nor are its workers."""
@@ -237,6 +245,7 @@ def test_two_servers_never_hear_each_other(comfy: Any, host: Any, spawn: Any, wo
     assert (own.run(free), of_second.run(free)) == (0, UNLOAD)
 
 
+@one_generation
 def test_what_the_host_hands_over_goes_when_it_stops(comfy: Any) -> None:
     before = dict(os.environ)
     comfy.start_host()
@@ -250,6 +259,7 @@ def test_what_the_host_hands_over_goes_when_it_stops(comfy: Any) -> None:
 
 
 @linux_only
+@one_generation
 def test_a_child_in_another_pid_namespace_with_nothing_in_its_environment(
     comfy: Any, host: Any, spawn: Any
 ) -> None:
