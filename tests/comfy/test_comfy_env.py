@@ -264,6 +264,28 @@ def test_its_reserve_is_not_booked_twice(comfy: Any, host: Any, pack: Any, sibli
     assert inside("evaluate", source="mm.EXTRA_RESERVED_VRAM") == margin
 
 
+def test_models_that_stand_for_a_workers_are_not_the_hosts(
+    comfy: Any, host: Any, sibling: Any
+) -> None:
+    """comfy-env lists them beside the host's own. The worker publishes them, and is asked."""
+    torch, patchers = comfy.module("torch"), comfy.module("comfy.model_patcher")
+    figures = comfy.module("memledger_comfy.adapter.figures")
+    gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
+
+    class Stand(patchers.ModelPatcher):
+        __module__ = "comfy_env.isolation.model_patcher"
+
+    own, stand = patchers.ModelPatcher(2 * GIB, gpu, cpu), Stand(GIB, gpu, cpu)
+    comfy.mm.load_models_gpu([own])
+    comfy.mm.load_models_gpu([stand])
+    host.publisher.in_use = False
+    assert figures.evictable(host, "cuda:0") == 2 * GIB
+    host.publisher.at_safe_point()
+    assert host.link.device("cuda:0").figures().releasable == 2 * GIB
+    assert sibling.run(f"me.device.ask({4 * GIB}, timeout=20).credited") == 2 * GIB
+    assert [entry.model for entry in comfy.mm.current_loaded_models] == [stand]
+
+
 def test_what_row_6_corrects_comfy_env_does_not_correct_again(
     comfy: Any, comfy_env: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,6 @@ def _unload(context: Context, name: str, size: int) -> None:
     mm, device = context.mm, torch.device(name)
     # Raw, so that what is freed is what the figure moves by.
     with context.link.raw():
-        keep = figures.used_models(context, name)
+        keep = [*figures.used_models(context, name), *figures.in_workers(context, name)]
         mm.free_memory(mm.get_free_memory(device) + size, device, keep_loaded=keep)
         mm.soft_empty_cache()

@@ -101,13 +101,27 @@ def vbars(name: str) -> int | None:
     return int(analyze(int(index)) if index.isdigit() else analyze())
 
 
+def in_workers(context: Context, name: str) -> list[Any]:
+    """The entries of current_loaded_models that stand for models of comfy-env's workers. Their
+    bytes are the workers', who publish them, and are asked for them."""
+    return [entry for entry in _all_entries(context, name) if _is_elsewhere(entry)]
+
+
 def _entries(context: Context, name: str) -> list[Any]:
+    return [entry for entry in _all_entries(context, name) if not _is_elsewhere(entry)]
+
+
+def _all_entries(context: Context, name: str) -> list[Any]:
     mm = context.module("comfy.model_management")
     found = []
     for entry in list(getattr(mm, "current_loaded_models", ())):
         if entry.model is not None and context.link.name(entry.device) == name:
             found.append(entry)
     return found
+
+
+def _is_elsewhere(entry: Any) -> bool:
+    return type(entry.model).__module__.partition(".")[0] == "comfy_env"
 
 
 def _loaded(
