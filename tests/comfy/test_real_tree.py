@@ -18,6 +18,7 @@ import pytest
 
 import memledger
 from helpers.raw import LAYOUT, Raw
+from helpers.waiting import wait_until
 
 from .conftest import ADAPTERS, ROOT
 from .tree import server as tree_server
@@ -31,23 +32,47 @@ pytestmark = pytest.mark.watchdog(600)
 
 HERE = Path(__file__).parent
 PACKAGE = {"memledger": ADAPTERS}
-MM = "comfy.model_management"
 
-# By behaviour, what it needs of ComfyUI: with all of it there it must be on, else name what is not.
-NEEDS = {
-    "free": (f"{MM}:get_free_memory", f"{MM}:get_torch_device"),
-    "loads": (f"{MM}:load_models_gpu", f"{MM}:free_memory", f"{MM}:current_loaded_models"),
-    "dtype": (f"{MM}:maximum_vram_for_weights",),
-    "ram": (f"{MM}:get_free_memory",),
-    "windows": ("torch:cuda.graph",),
-    "hooks": ("comfy.model_patcher:MemoryCounter", "comfy.model_patcher:ModelPatcher.patch_hooks"),
-    "backups": (f"{MM}:current_loaded_models",),
-    "clones": ("comfy.model_patcher:ModelPatcher.deepclone_multigpu",),
-    "pins": tuple(
-        f"{MM}:{name}"
-        for name in ("ensure_pin_budget", "free_pins", "TOTAL_PINNED_MEMORY", "MAX_PINNED_MEMORY")
+PATCHER = "comfy.model_patcher:ModelPatcher"
+
+
+def in_mm(*names: str) -> tuple[str, ...]:
+    return tuple(f"comfy.model_management:{name}" for name in names)
+
+
+# By behaviour, what it needs of ComfyUI: with all of it there it must be on and whole, else the log
+# must name what is missing.
+NEEDS: dict[str, tuple[str, ...]] = {
+    "holder": in_mm("register_memory_holder"),
+    "free": in_mm("get_free_memory", "get_torch_device"),
+    "patcher": (f"{PATCHER}.get_free_memory",),
+    "multigpu": ("comfy.samplers:_calc_cond_batch_multigpu",),
+    "vae": ("comfy.sd:VAE.decode", "comfy.sd:VAE.encode", *in_mm("get_total_memory")),
+    "dtype": in_mm(
+        "maximum_vram_for_weights", "minimum_inference_memory", "unet_dtype", "should_use_fp16",
+        "should_use_bf16",
     ),
-}
+    "ram": in_mm("get_free_memory"),
+    "loads": in_mm("load_models_gpu", "current_loaded_models", "minimum_inference_memory"),
+    "asks": in_mm("get_free_memory", "free_memory", "soft_empty_cache"),
+    "windows": ("torch:cuda.graph",),
+    "oom": in_mm("OOM_EXCEPTION", "is_oom", "soft_empty_cache"),
+    "free_request": (
+        "execution:PromptQueue.set_flag", "execution:PromptQueue.get_flags",
+        "execution:PromptExecutor.reset",
+    ),
+    "prompt": ("execution:PromptExecutor.execute",),
+    "hooks": ("comfy.model_patcher:MemoryCounter", f"{PATCHER}.patch_hooks"),
+    "backups": in_mm("current_loaded_models"),
+    "clones": (f"{PATCHER}.deepclone_multigpu",),
+    "pins": in_mm(
+        "ensure_pin_budget", "free_pins", "TOTAL_PINNED_MEMORY", "MAX_PINNED_MEMORY"
+    ),
+    "interrupt": in_mm("interrupt_current_processing"),
+    "view": ("server:PromptServer.add_routes",),
+    "steps": ("comfy.samplers:calc_cond_batch",),
+    "nodes": ("execution:PromptExecutor.execute", "execution:execute"),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -84,18 +109,19 @@ class TestInTheTree:
         unlisted = set(answers["status"]) - set(NEEDS)
         assert not unlisted, f"say in NEEDS what these need: {unlisted}"
         for behaviour, status in answers["status"].items():
-            needs = NEEDS[behaviour]
-            missing = [name for name in needs if not answers["names"][name]]
-            if not missing:
-                assert status == "on", f"{behaviour}: {status}, though {needs} are there"
+            said = f"{status} {answers['lacks'].get(behaviour, [])}"
+            missing = [name for name in NEEDS[behaviour] if not answers["names"][name]]
+            assert (said == "on []") == (not missing), f"{behaviour}: {said}; missing: {missing}"
             for name in missing:
-                assert name.rpartition(".")[2].rpartition(":")[2] in status, f"{behaviour}: {name}"
+                assert name.rpartition(":")[2].rpartition(".")[2] in said, f"{behaviour}: {name}"
 
     def test_the_log_says_in_one_line_what_is_on(self, answers: dict[str, Any]) -> None:
         (line,) = (line for line in answers["lines"] if "host in ledger" in line)
         for behaviour, status in answers["status"].items():
             assert behaviour in line
             assert status == "on" or status in line
+        for lacking in answers["lacks"].values():
+            assert ", ".join(lacking) in line
 
     def test_alone_every_figure_is_upstreams(self, answers: dict[str, Any]) -> None:
         assert answers["conds"] == answers["conds_raw"] == [4]
@@ -194,18 +220,14 @@ class TestServer:
             (host,) = (m for m in ledger.members() if m.pid == with_us.process.pid)
             assert host.role == "host"
 
-    @pytest.mark.skipif(
-        not (ADAPTERS / "memledger_comfy" / "routes.py").exists(), reason="no routes here yet"
-    )
     def test_stats_are_served(self, with_us: Server) -> None:
         stats = with_us.get("/memledger/stats")
         assert str(with_us.process.pid) in json.dumps(stats)
         assert shape_of(with_us.get("/api/memledger/stats")) == shape_of(stats)
-        assert "memledger" in with_us.get("/system_stats")
+        block = with_us.get("/system_stats")["memledger"]
+        (ram,) = block["devices"]
+        assert ram["total"] >= ram["available"] > 0
 
-    @pytest.mark.skipif(
-        not (ADAPTERS / "web" / "memledger.js").exists(), reason="no panel here yet"
-    )
     def test_the_panel_is_served_once(self, with_us: Server) -> None:
         listed = [name for name in with_us.get("/extensions") if name.endswith("memledger.js")]
         assert len(listed) == 1
@@ -215,6 +237,16 @@ class TestServer:
         with_us.post("/free", {"unload_models": True, "free_memory": True})
         with_us.post("/interrupt", {})
         assert succeeded(with_us.run(INVERT))
+
+    def test_a_click_on_stop_ends_a_prompt_and_not_the_next(self, with_us: Server) -> None:
+        node = {"class_type": "MemledgerTestSteps", "inputs": {"round": 1}}
+        number = with_us.post("/prompt", {"prompt": {"1": node}})["prompt_id"]
+        wait_until(lambda: "memledger test: step 3" in with_us.log(), 60, "the prompt runs")
+        with_us.post("/interrupt", {})
+        history = with_us.history(number)
+        said = [name for name, _ in history["status"]["messages"]]
+        assert "execution_interrupted" in said
+        assert succeeded(with_us.run({**INVERT, "3": saved_as("after the click")}))
 
     def test_a_killed_worker_ends_its_prompt_and_leaves_nothing(
         self, with_us: Server, private: Path

@@ -130,7 +130,7 @@ def main() -> dict[str, Any]:
     }
     if context is None:
         return answers
-    answers["status"] = dict(context.status)
+    answers["status"], answers["lacks"] = dict(context.status), dict(context.lacks)
     with context.link.raw():
         raw = mm.get_free_memory(torch.device("cpu"))
     answers["raw"], answers["free"] = raw, mm.get_free_memory(torch.device("cpu"))

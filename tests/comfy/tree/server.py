@@ -113,7 +113,10 @@ class Server:
 
     def run(self, prompt: dict[str, Any]) -> dict[str, Any]:
         """Run it to its end; ComfyUI's history of it."""
-        number = self.post("/prompt", {"prompt": prompt})["prompt_id"]
+        return self.history(self.post("/prompt", {"prompt": prompt})["prompt_id"])
+
+    def history(self, number: str) -> dict[str, Any]:
+        """ComfyUI's history of that prompt, once it has ended."""
         return dict(
             wait_until(
                 lambda: self.get(f"/history/{number}").get(number),

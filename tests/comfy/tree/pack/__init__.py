@@ -1,9 +1,11 @@
-"""A custom node for the tests: it calls a function of worker_side.py in a worker of comfy-env."""
+"""Custom nodes for the tests: one calls a function of worker_side.py in a worker of comfy-env, one
+reports steps until somebody stops it."""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import Any
 
 _HERE = os.path.dirname(os.path.realpath(__file__))
@@ -38,4 +40,26 @@ class CallInWorker:
         return {"ui": {"answer": [answer]}}
 
 
-NODE_CLASS_MAPPINGS = {"MemledgerTestCallInWorker": CallInWorker}
+class Steps:
+    RETURN_TYPES: tuple[str, ...] = ()
+    FUNCTION = "run"
+    CATEGORY = "test"
+    OUTPUT_NODE = True
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"round": ("INT", {})}}
+
+    def run(self, round: int) -> dict[str, Any]:
+        from comfy.utils import ProgressBar
+
+        steps = 1200
+        bar = ProgressBar(steps)
+        for step in range(steps):
+            print(f"memledger test: step {step}", flush=True)
+            bar.update_absolute(step)
+            time.sleep(0.05)
+        return {"ui": {"steps": [steps]}}
+
+
+NODE_CLASS_MAPPINGS = {"MemledgerTestCallInWorker": CallInWorker, "MemledgerTestSteps": Steps}
