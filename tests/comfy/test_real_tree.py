@@ -20,7 +20,7 @@ import memledger
 from helpers.raw import LAYOUT, Raw
 from helpers.waiting import wait_until
 
-from .conftest import ADAPTERS, ROOT
+from .conftest import ADAPTERS
 from .tree import server as tree_server
 from .tree.pack.worker_side import HELD
 from .tree.server import INVERT, Server
@@ -72,6 +72,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "view": ("server:PromptServer.add_routes",),
     "steps": ("comfy.samplers:calc_cond_batch",),
     "nodes": ("execution:PromptExecutor.execute", "execution:execute"),
+    "workers": (),
 }  # fmt: skip
 
 
@@ -182,7 +183,7 @@ def start(private: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 def with_us(start: Start, private: Path) -> Server:
     """The package and the test's own pack."""
     packs = {**PACKAGE, "memledger_test_pack": HERE / "tree" / "pack"}
-    return start(private / "with", packs, MEMLEDGER_TEST_LIBRARY=str(ROOT / "src"))
+    return start(private / "with", packs)
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +255,10 @@ class TestServer:
         need_comfy_env()
         pid = call_in_worker(with_us, "hold", 1)["outputs"]["1"]["answer"][0]
         with looking_at(private / "with") as ledger:
-            assert held_by(ledger, pid) == HELD
+            members = {member.pid: member for member in ledger.members()}
+            assert held_by(ledger, pid) >= HELD
+            assert members[pid].role == "worker"
+            assert members[pid].leader == members[with_us.process.pid].slot
             died = call_in_worker(with_us, "die", 1)
             assert died["status"]["status_str"] == "error"
             ledger.sweep()

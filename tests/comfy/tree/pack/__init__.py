@@ -16,11 +16,8 @@ def _worker() -> Any:
     from comfy_env.isolation.workers.subprocess import SubprocessWorker
 
     if not _workers or not _workers[0].is_alive():
-        library = os.environ["MEMLEDGER_TEST_LIBRARY"]
         _workers[:] = [
-            SubprocessWorker(
-                sys.executable, working_dir=_HERE, sys_path=[os.getcwd(), library], name="test"
-            )
+            SubprocessWorker(sys.executable, working_dir=_HERE, sys_path=[os.getcwd()], name="test")
         ]
     return _workers[0]
 

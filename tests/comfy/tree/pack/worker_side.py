@@ -9,7 +9,8 @@ HELD = 5 << 20
 
 
 def hold() -> int:
-    """Join, and say that it holds HELD bytes of RAM. Returns its pid."""
+    """Say that it holds HELD bytes of RAM; nothing but the host's hand-over lets it import
+    memledger. Returns its pid."""
     import memledger
 
     memledger.join(label="test worker").device("ram").publish(HELD)
