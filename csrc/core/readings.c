@@ -145,8 +145,12 @@ static void carry_pair(ml_sample *s, const ml_sample *previous) {
     s->pair_time_ns = close ? previous->pair_time_ns : previous->time_ns;
 }
 
-static uint64_t distance(uint64_t a, uint64_t b) {
-    return a > b ? a - b : b - a;
+/* How far held moved from `from` by more than the claims explain. A claim that is settled late turns into held long
+ * after its bytes have landed, and what it had promised beyond them just goes: a fall of the claims explains as much
+ * growth of held, and nothing else. One that replaces bytes grows as they go. */
+static uint64_t moved_by(uint64_t from_held, uint64_t from_claims, uint64_t held, uint64_t claims) {
+    if (held >= from_held) return ml_sub_sat(held - from_held, ml_sub_sat(from_claims, claims));
+    return ml_sub_sat(from_held - held, ml_sub_sat(claims, from_claims));
 }
 
 /* Held bytes of members that published here for the first time during the run of identical readings: they may have
@@ -161,8 +165,7 @@ static uint64_t joined_during(const ml_view *view, unsigned index, const ml_pool
     return joined;
 }
 
-/* A source that answers the same to the bit while the ledger moves is not measuring. A claim that is settled late moves
- * held and claims against each other, long after its bytes had landed: what their sum did not do is no movement. */
+/* A source that answers the same to the bit while the ledger moves is not measuring. */
 static void judge_frozen(const ml_view *view, unsigned index, const ml_pool *entry, ml_sample *s,
                          const ml_sample *previous) {
     s->run_sequence = s->sequence;
@@ -182,8 +185,7 @@ static void judge_frozen(const ml_view *view, unsigned index, const ml_pool *ent
     if (s->identical == 1) s->run_unaccounted = ml_max_u64(s->run_unaccounted, s->unaccounted);
     if (s->identical < FROZEN_READINGS) return;
     uint64_t held = ml_sub_sat(s->held[0], joined_during(view, index, entry, s->run_sequence));
-    uint64_t moved = ml_min_u64(distance(held, s->run_held),
-                                distance(ml_add_sat(held, s->claims), ml_add_sat(s->run_held, s->run_claims)));
+    uint64_t moved = moved_by(s->run_held, s->run_claims, held, s->claims);
     if (moved <= FROZEN_BYTES && !(previous->flags & ML_SAMPLE_FROZEN)) return;
     s->flags |= ML_SAMPLE_FROZEN;
     s->unaccounted = s->run_unaccounted;

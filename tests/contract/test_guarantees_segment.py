@@ -527,6 +527,29 @@ def test_g11_frozen_source_is_named_and_its_free_does_not_rise_with_the_ledger(
     assert device.figures().reason is None
 
 
+def test_g11_claim_settled_late_and_for_less_does_not_make_its_source_frozen(
+    ledger: memledger.Ledger,
+) -> None:
+    """A load has claimed 5 GiB, of which 4 land; the publish comes many readings later. Nothing has
+    moved on the card meanwhile, as nothing should have."""
+    device, source = scripted(ledger, "test:late", 8 * GiB)
+    device.publish(GiB)
+    source.answer = Reading("script", total=8 * GiB, free=7 * GiB)
+    device.refresh(0)
+    claim = device.claim(5 * GiB)
+    source.answer = Reading("script", total=8 * GiB, free=3 * GiB)
+    for _ in range(5):
+        device.refresh(0)
+    claim.settle(5 * GiB)
+
+    def right() -> bool:
+        device.refresh(0)
+        assert device.figures().reason is None
+        return device.free() == 3 * GiB
+
+    wait_until(right, what="what has landed is held and no longer unaccounted")
+
+
 def test_g11_claim_beyond_a_frozen_reading_is_granted_unchecked(ledger: memledger.Ledger) -> None:
     """The value of U from before the source froze refuses it, what the frozen reading says would
     not: so it is granted, and says that nothing was checked."""
