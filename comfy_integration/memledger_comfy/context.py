@@ -114,7 +114,10 @@ class Context:
         """The one line in ComfyUI's log."""
         on = [name for name, why in self.status.items() if why == "on"]
         rest = [f"{name} ({why})" for name, why in self.status.items() if why != "on"]
-        where = self.link.ledger.scope if self.link.ledger is not None else self.link.why
+        ledger = self.link.ledger
+        where = self.link.why if ledger is None else ledger.scope
+        if ledger is not None and ledger.degraded_reason:
+            where += f": {ledger.degraded_reason}"
         line = f"{self.role} in ledger ({where}); on: {', '.join(on) or 'nothing'}"
         if rest:
             line = f"{line}; off: {', '.join(rest)}"
