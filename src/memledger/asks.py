@@ -143,8 +143,10 @@ class Asks:
 
     # ---- the asker
 
-    def ask(self, device: Device, nbytes: int, timeout: float) -> AskResult:
-        """See Device.ask."""
+    def ask(
+        self, device: Device, nbytes: int, timeout: float, *, only: int | None = None
+    ) -> AskResult:
+        """See Device.ask. only: the slot of the one member to ask, where a person chose it."""
         nbytes = as_bytes(nbytes, "nbytes", least=1)
         deadline = time.monotonic() + timeout
         # Of a chain the level that binds: there room is missing, and its members can give it.
@@ -157,7 +159,7 @@ class Asks:
             missing = nbytes
             tried: set[int] = set()
             while missing > 0 and time.monotonic() < deadline:
-                self._send_round(pool, missing, ticket, tried, answers, sent)
+                self._send_round(pool, missing, ticket, tried, answers, sent, only)
                 if not sent:
                     break
                 missing -= self._collect(sent, deadline, answers)
@@ -183,6 +185,7 @@ class Asks:
         tried: set[int],
         answers: list[MemberAnswer],
         sent: list[tuple[int, int, bytes]],
+        only: int | None = None,
     ) -> None:
         """Ask as many members at once as have `missing` between them: (slot, bytes, ask)."""
         for slot, _, _, releasable, asking, _, _ in sorted(
@@ -190,6 +193,8 @@ class Asks:
         ):
             if missing <= 0:
                 break
+            if only is not None and slot != only:
+                continue
             # One that asked before us is waiting for somebody, perhaps for us.
             if slot in tried or (asking and asking < ticket):
                 continue

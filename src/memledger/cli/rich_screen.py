@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD, Box
 from rich.console import Console
@@ -13,8 +14,10 @@ from rich.text import Text
 
 from memledger.cli import screen as base
 
-_STYLES = {
+STYLES = {
     "": "", "bold": "bold", "dim": "dim", "good": "green", "bad": "bold red", "warn": "yellow",
+    "member0": "cyan", "member1": "magenta", "member2": "blue", "member3": "green",
+    "member4": "yellow",
 }  # fmt: skip
 _BLANK = "    \n"
 _ASCII_HEAD = Box(_BLANK * 2 + " -- \n" + _BLANK * 5, ascii=True)
@@ -46,18 +49,23 @@ class RichScreen:
 
     def _text(self, text: str, style: str = "") -> Text:
         lines = (base.clean(part, ascii_only=self._ascii) for part in text.split("\n"))
-        return Text("\n".join(lines), style=_STYLES[style])
+        return Text("\n".join(lines), style=STYLES[style])
 
     def line(self, text: str = "", style: str = "") -> None:
         text = base.clean(text, ascii_only=self._ascii)
         for part in base.wrapped(text, self.width) if self._wrap else [text]:
             self._console.print(self._text(part, style), soft_wrap=True)
 
+    def cells(self, cells: Sequence[base.Cell]) -> None:
+        line = Text.assemble(*(self._text(cell.text, cell.style) for cell in cells))
+        line.rstrip()
+        self._console.print(line, soft_wrap=True)
+
     def entry(self, state: str, style: str, subject: str, text: str) -> None:
         subject, text = (base.clean(part, ascii_only=self._ascii) for part in (subject, text))
         for cells in base.entry_lines(state, subject, text, self.width, wrap=self._wrap):
             line = Text.assemble(
-                (cells[0], _STYLES[style]), (cells[1], "bold"), (cells[2], "" if state else "cyan")
+                (cells[0], STYLES[style]), (cells[1], "bold"), (cells[2], "" if state else "cyan")
             )
             line.rstrip()
             self._console.print(line, soft_wrap=True)

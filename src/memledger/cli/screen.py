@@ -24,7 +24,7 @@ _PLAIN_OF = str.maketrans({"·": "-", "†": "*", "…": "~", "≤": "<", "—":
 
 
 class Cell(NamedTuple):
-    """style: "", "bold", "dim", "good", "bad" or "warn"."""
+    """style: "", "bold", "dim", "good", "bad", "warn", or "member0" to "member4"."""
 
     text: str
     style: str = ""
@@ -50,6 +50,9 @@ class Screen(Protocol):
 
     def line(self, text: str = "", style: str = "") -> None:
         """One paragraph, wrapped where there is a width to keep to."""
+
+    def cells(self, cells: Sequence[Cell]) -> None:
+        """One line as it is, never wrapped."""
 
     def entry(self, state: str, style: str, subject: str, text: str) -> None:
         """One line of a list: a state, what it is about, and text that hangs beside the two."""
@@ -168,6 +171,9 @@ class PlainScreen:
         text = clean(text, ascii_only=self._ascii)
         for part in wrapped(text, self.width) if self._wrap else [text]:
             print(part)
+
+    def cells(self, cells: Sequence[Cell]) -> None:
+        print("".join(clean(cell.text, ascii_only=self._ascii) for cell in cells).rstrip())
 
     def entry(self, state: str, style: str, subject: str, text: str) -> None:
         subject, text = (clean(part, ascii_only=self._ascii) for part in (subject, text))
