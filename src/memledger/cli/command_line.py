@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from memledger.cli import bench, demo, doctor, dump, reset, sweep, top
+from memledger.cli import bench, demo, doctor, dump, export, reset, sweep, top
 
 OK, TROUBLE, USAGE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 
@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"memledger {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (dump, top, doctor, sweep, reset, demo, bench):
+    for command in (dump, top, export, doctor, sweep, reset, demo, bench):
         command.add_parser(commands)
     return parser
 
