@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -76,8 +77,30 @@ def test_doctor_with_a_foreign_file_says_what_to_do(segment: Path, content: byte
     code, checks = _doctor(segment)
     assert code == 1
     assert _states(checks["segment"]) == {"look"}
-    assert "memledger reset" in checks["segment"][0]["advice"]
+    assert "memledger reset --force" in checks["segment"][0]["advice"]
     assert segment.read_bytes() == content
+
+
+def test_doctor_advises_a_plain_reset_only_where_reset_would_do_it(segment: Path) -> None:
+    """The advice for a broken segment, followed by reset itself."""
+    with Member(segment, held=GIB):
+        pass
+    image = bytearray(segment.read_bytes())
+    image[16:64] = b"\xff" * 48
+    segment.write_bytes(image)
+    _, checks = _doctor(segment)
+    assert "memledger reset`" in checks["segment"][0]["advice"]
+    assert run("reset", "--yes", path=segment).returncode == 0
+    assert not segment.exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc here")
+def test_doctor_with_a_folder_that_takes_no_file_says_so() -> None:
+    """root may write in /proc, by its permissions."""
+    code, checks = _doctor(Path("/proc/nope"))
+    assert code == 1
+    assert _states(checks["segment"]) == {"look"}
+    assert "/proc" in checks["segment"][0]["text"]
 
 
 def test_doctor_shows_a_dead_member(segment: Path) -> None:
@@ -86,7 +109,10 @@ def test_doctor_shows_a_dead_member(segment: Path) -> None:
     code, checks = _doctor(segment)
     assert code == 1
     assert _states(checks["members"]) == {"look"}
-    assert "memledger sweep" in checks["members"][0]["advice"]
+    assert "1 dead" in checks["members"][0]["text"]
+    dead = json.loads(run("dump", "--json", path=segment).stdout)["members"]
+    advice = checks["members"][0]["advice"]
+    assert ("memledger sweep" in advice) == bool(dead), "advice for what is not there any more"
 
 
 def test_doctor_shows_another_layout(segment: Path) -> None:
@@ -153,7 +179,7 @@ def test_bench_prints_ratios_to_the_empty_method(segment: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["nonsense"], ["dump", "--watch", "0"], ["dump", "--watch", "nan"],
+    [["nonsense"], ["--path"], ["dump", "--watch", "0"], ["dump", "--watch", "nan"],
      ["dump", "--watch", "soon"], ["reset", "--maybe"], ["bench", "--calls", "-1"]],
 )  # fmt: skip
 def test_wrong_usage_exits_2(segment: Path, arguments: list[str]) -> None:
@@ -162,11 +188,24 @@ def test_wrong_usage_exits_2(segment: Path, arguments: list[str]) -> None:
     assert "usage:" in result.stderr
 
 
-@pytest.mark.parametrize("name", ["dump", "doctor", "sweep", "reset", "bench"])
-def test_help_documents_the_exit_codes(segment: Path, name: str) -> None:
-    result = run(name, "--help", path=segment)
+COMMANDS = ["dump", "top", "doctor", "record", "report", "export", "sweep", "reset", "bench"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_documents_the_exit_codes_and_fits_80_columns(segment: Path, name: str) -> None:
+    result = run(name, "--help", path=segment, COLUMNS="80")
     assert result.returncode == 0
     assert "exit codes:" in result.stdout
+    assert [line for line in result.stdout.splitlines() if len(line) > 80] == []
+
+
+def test_without_arguments_it_says_what_it_is_for_and_lists_the_commands(segment: Path) -> None:
+    result = run(path=segment, COLUMNS="80")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "ledger of memory" in result.stdout
+    for name in COMMANDS:
+        assert re.search(rf"^    {name} +\w", result.stdout, flags=re.M), name
+    assert [line for line in result.stdout.splitlines() if len(line) > 80] == []
 
 
 def test_importing_memledger_does_not_import_the_cli(segment: Path) -> None:

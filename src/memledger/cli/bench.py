@@ -16,9 +16,10 @@ from memledger.cli import screen
 from memledger.cli.screen import Cell, Column, Table
 
 _EPILOG = """\
-Each figure is the best of several rounds, taken in turn, in one process on a ledger of its own; a
-ratio says how many times an empty method of the same kind it costs. The aims are those of the
-design. They are shown, never enforced: a busy machine shows more.
+Each figure is the best of several rounds, taken in turn, in one process on a
+ledger of its own; a ratio says how many times an empty method of the same kind
+it costs. The aims are those of the design. They are shown, never enforced: a
+busy machine shows more.
 
 exit codes: 0 measured; 1 could not; 2 usage; 130 interrupted
 """

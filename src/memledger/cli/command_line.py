@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from memledger.cli import bench, demo, doctor, dump, export, reset, sweep, top
+from memledger.cli import bench, demo, doctor, dump, export, record, report, reset, sweep, top
 
 OK, TROUBLE, USAGE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 
@@ -20,7 +20,7 @@ exit codes:
   141  whoever read the output went away
 
 environment:
-  MEMLEDGER_PATH  the segment, where --path is not given; else the per-user default
+  MEMLEDGER_PATH  the segment, where --path is not given; else the per-user one
   NO_COLOR        no colours and no other styles
   COLUMNS         width to lay tables out for
 
@@ -28,7 +28,8 @@ examples:
   memledger dump                    who holds what, now
   memledger dump --watch            the same, again every second
   memledger dump --json | jq '.devices[] | {key, free}'
-  memledger doctor                  what works here, what does not, and what to do
+  memledger top                     the same, live
+  memledger doctor                  what works here, what does not, what to do
 """
 
 
@@ -60,7 +61,11 @@ def _run(arguments: list[str]) -> int:
     if arguments[:1] == ["demo"]:
         # Its options are the demo's own.
         return demo.run(arguments[1:])
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    if not arguments:
+        parser.print_help()
+        return OK
+    options = parser.parse_args(arguments)
     return int(options.run(options))
 
 
@@ -69,14 +74,14 @@ def _parser() -> argparse.ArgumentParser:
 
     parser = argparse.ArgumentParser(
         prog="memledger",
-        description="Look at, check and mend the ledger of memory that the processes of this "
-        "machine share.",
+        description="Look at, check and mend the ledger of memory that the processes of\n"
+        "this machine share.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"memledger {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (dump, top, export, doctor, sweep, reset, demo, bench):
+    for command in (dump, top, doctor, record, report, export, sweep, reset, demo, bench):
         command.add_parser(commands)
     return parser
 

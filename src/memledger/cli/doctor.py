@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from memledger import _native, groups
 from memledger.cli import screen
 from memledger.cli.look import Look, add_path, age, choose_path, lasting_findings, look, short_name
+from memledger.cli.reset import looks_like_a_segment
 from memledger.cli.screen import Screen
 from memledger.errors import LedgerError
 from memledger.model import Reading
@@ -22,9 +23,10 @@ from memledger.sizes import format_size
 from memledger.views import Member, Snapshot
 
 _EPILOG = """\
-Each line is "ok", "look" (something to look at; the line below says what to do) or "info".
-It joins a throw-away segment beside the real one to see whether joining works, and the real one
-only if it exists; both are left at once. Sources are asked once.
+Each line is "ok", "look" (something to look at; the line below says what to
+do) or "info". It joins a throw-away segment beside the real one to see whether
+joining works, and the real one only if it exists; both are left at once. As
+any member would, it sweeps dead ones then. Sources are asked once.
 
 --json prints {schema, ok, checks: [{state, subject, text, advice}]}.
 
@@ -145,13 +147,21 @@ def _segment(seen: Look) -> Iterator[Check]:
         )  # fmt: skip
         return
     if seen.status == "foreign":
-        yield Check(
-            "look", "segment", seen.reason or "",
-            "members run with private ledgers until it is gone: stop them and run "
-            "`memledger reset`, or choose another path (MEMLEDGER_PATH)",
-        )  # fmt: skip
+        yield Check("look", "segment", seen.reason or "", _foreign_advice(seen.path))
         return
     yield from _sound_segment(seen)
+
+
+def _foreign_advice(path: str) -> str:
+    if looks_like_a_segment(path):
+        return (
+            "members run with private ledgers until it is gone: stop them and run "
+            "`memledger reset`, or choose another path (MEMLEDGER_PATH)"
+        )
+    return (
+        "members run with private ledgers here: move that file away (`memledger reset --force` "
+        "would delete it), or choose another path (MEMLEDGER_PATH)"
+    )
 
 
 def _absent_segment(seen: Look) -> Iterator[Check]:
@@ -161,13 +171,22 @@ def _absent_segment(seen: Look) -> Iterator[Check]:
             "look", "segment", f"the folder of {seen.path} does not exist",
             "make it, or choose another path (MEMLEDGER_PATH)",
         )  # fmt: skip
-    elif not os.access(directory, os.W_OK):
+    elif why := _unusable(directory):
         yield Check(
-            "look", "segment", f"this user may not write in {directory}",
+            "look", "segment", f"this user cannot make a file in {directory}: {why}",
             "let the user write there, or choose another path (MEMLEDGER_PATH)",
         )  # fmt: skip
     else:
         yield Check("info", "segment", f"none yet at {seen.path}; the first member makes it")
+
+
+def _unusable(directory: str) -> str:
+    """Why no file can be made there, "" where one can: permissions alone do not tell (/proc)."""
+    try:
+        with tempfile.NamedTemporaryFile(prefix="memledger-doctor-", dir=directory):
+            return ""
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 def _sound_segment(seen: Look) -> Iterator[Check]:
@@ -274,9 +293,13 @@ def _members(seen: Look) -> Iterator[Check]:
     if seen.info.get("overflow_count"):
         counts += f", {seen.info['overflow_count']} found the table full"
     if seen.dead:
+        left = {(m.slot, m.generation) for m in look(seen.path, seen.scope).dead}
+        still = any((m.slot, m.generation) in left for m in seen.dead)
         yield Check(
             "look", "members", counts,
-            "live members sweep within seconds; `memledger sweep` does it now",
+            "live members sweep within seconds; `memledger sweep` does it now" if still
+            # Who joins sweeps, doctor too.
+            else "swept meanwhile; run doctor again",
         )  # fmt: skip
     elif unsure:
         pids = ", ".join(str(m.pid) for m in unsure)

@@ -33,28 +33,34 @@ The table, per device, in GiB:
   claimed      promised to a member, not allocated yet
 "?" is unknown, never 0; the table of readings gives the reason.
 
---json prints one object (with --watch one per line). Sizes are ints of bytes, unknown ones null:
+--json prints one object (with --watch one per line). Sizes are ints of bytes,
+unknown ones null:
   schema         1; raised when a field changes its meaning or goes
   path, scope    of the segment; scope: user, path, session
-  status         ok, absent, foreign (or corrupt), layout, error; reason: why not ok
+  status         ok, absent, foreign (or corrupt), layout, error;
+                 reason: why not ok
   layout         [major, minor] of the segment
   complete       no process of another layout is missing from these totals
-  devices        key, aliases, kind, unit, coherent, complete, total, free, available, held,
-                 releasable, claimed, pinned, unaccounted, overcommit, reserved, headroom,
-                 dead_held, reading {source, scope, total, free, reserved, immediate, soft_limit,
-                 age_s, reader (a slot), reason, suspect, unified}, records [{slot, held,
-                 releasable, claimed, pending, pinned, headroom, limit, dead,
-                 accounts {name: bytes}}]
-  members        slot, state (live, joining, dead, unverified), role, label, program, version,
-                 pid, parent_pid, pid_namespace, start_ticks, generation, leader (the slot it
-                 follows), group (a number per name), counters {ooms, claims_refused,
-                 asks_sent, asks_answered, asks_declined, interrupts_ignored}
-  findings       invariant, pool, slot, expected, actual, text; while members are at work a
-                 finding may be a passing one: see `memledger doctor`
-  other_layouts  paths of segments of other versions with live members: not in this total
+  devices        key, aliases, kind, unit, coherent, complete, total, free,
+                 available, held, releasable, claimed, pinned, unaccounted,
+                 overcommit, reserved, headroom, dead_held,
+                 reading {source, scope, total, free, reserved, immediate,
+                 soft_limit, age_s, reader (a slot), reason, suspect, unified},
+                 records [{slot, held, releasable, claimed, pending, pinned,
+                 headroom, limit, dead, accounts {name: bytes}}]
+  members        slot, state (live, joining, dead, unverified), role, label,
+                 program, version, pid, parent_pid, pid_namespace, start_ticks,
+                 generation, leader (the slot it follows), group (a number per
+                 name), counters {ooms, claims_refused, asks_sent,
+                 asks_answered, asks_declined, interrupts_ignored}
+  findings       invariant, pool, slot, expected, actual, text; while members
+                 are at work a finding may be a passing one: see
+                 `memledger doctor`
+  other_layouts  paths of segments of other versions with live members: not in
+                 this total
 
-exit codes: 0 shown; 1 cannot tell (nobody has joined, no access, not a segment, another layout);
-            2 usage; 130 interrupted
+exit codes: 0 shown; 1 cannot tell (nobody has joined, no access, not a
+            segment, another layout); 2 usage; 130 interrupted
 """
 
 

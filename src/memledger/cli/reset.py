@@ -13,11 +13,13 @@ from memledger.cli import screen
 from memledger.cli.look import Look, add_path, choose_path, gib, look
 
 _EPILOG = """\
-The file is removed; members that are still in it notice within seconds, meet in a new one, and
-carry their figures over. It refuses while a process is a member, or where that cannot be told,
-unless --force is given; and with a file that does not look like a segment at all.
+The file is removed; members that are still in it notice within seconds, meet
+in a new one, and carry their figures over. It refuses while a process is a
+member, or where that cannot be told, unless --force is given; and with a file
+that does not look like a segment at all.
 
-exit codes: 0 removed, or there was nothing; 1 refused or failed; 2 usage; 130 interrupted
+exit codes: 0 removed, or there was nothing; 1 refused or failed; 2 usage;
+            130 interrupted
 """
 
 
@@ -72,13 +74,15 @@ def _refusal(seen: Look, file: os.stat_result, *, force: bool) -> str | None:
         return f"refused: processes are members of {seen.path}{': ' + pids if pids else ''}"
     if owned is None:
         return f"refused: cannot tell whether a process is a member of {seen.path}; see --force"
-    named = os.path.basename(seen.path).startswith("memledger-v")
-    if seen.status == "foreign" and not named and not _has_magic(seen.path):
+    if seen.status == "foreign" and not looks_like_a_segment(seen.path):
         return f"refused: {seen.path} does not look like a segment of memledger; see --force"
     return None
 
 
-def _has_magic(path: str) -> bool:
+def looks_like_a_segment(path: str) -> bool:
+    """By its name or its first bytes, broken or not: what reset removes without --force."""
+    if os.path.basename(path).startswith("memledger-v"):
+        return True
     try:
         with open(path, "rb") as file:
             return file.read(8) == b"memlgr1\0"

@@ -16,11 +16,11 @@ from memledger.views import Member
 _WAIT_S = 2.0
 
 _EPILOG = """\
-Every member does this by itself, within two periods of at most a second. It is needed only where
-no member lives that could.
+Every member does this by itself, within two periods of at most a second. It is
+needed only where no member lives that could.
 
-exit codes: 0 swept, or there was nothing to sweep; 1 the segment cannot be joined, or somebody
-            dead is still there; 2 usage; 130 interrupted
+exit codes: 0 swept, or there was nothing to sweep; 1 the segment cannot be
+            joined, or somebody dead is still there; 2 usage; 130 interrupted
 """
 
 
