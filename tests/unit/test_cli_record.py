@@ -20,8 +20,10 @@ from test_cli_helpers import GIB, WATCHDOG_S, Member, command, environment, one_
 
 from helpers.waiting import wait_until
 from memledger.cli import recording
-from memledger.cli.record import COLUMNS, Recorder
+from memledger.cli.look import Look
+from memledger.cli.record import COLUMNS, Events, Recorder
 from memledger.cli.recording import BadRecording
+from memledger.views import Member as MemberView
 
 __all__ = ["segment"]
 
@@ -148,16 +150,44 @@ def test_record_tells_ooms_refusals_and_deaths_with_their_member(
     assert [entry for entry in events(rows) if entry[0] == "death"] == [("death", "counter", 1)]
 
 
-def test_leaving_is_no_death(segment: Path, tmp_path: Path, spawn: Any) -> None:
-    leaver = spawn(join=False)
-    leaver.join("leaver", path=str(segment))
-    leaver.open_plain("test:card", GIB)
-    with Member(segment, "other"), Recording(segment, tmp_path / "a.csv") as record:
-        record.wait_for_samples()
-        leaver.call("leave")
-        record.wait_for_samples(4)
-        assert record.stop()[0] == 0
-        assert [entry for entry in events(record.rows()) if entry[0] == "death"] == []
+def _look(swept: int, **states: str) -> Look:
+    """A look at members, by label, in slots of that order: "gone" has left an empty one."""
+    members = tuple(
+        MemberView(slot, state, "other", label, "", "", 100 + slot, 1, 1, 1, 5, 1, 1)
+        for slot, (label, state) in enumerate(states.items())
+        if state != "gone"
+    )
+    return Look("", "path", "ok", None, (1, 0), (), members, (), (), {"sweep_count": swept})
+
+
+@pytest.mark.parametrize(
+    ("looks", "told"),
+    [
+        ([_look(0, a="live"), _look(0, a="gone")], []),
+        # Leaving takes a moment in which the slot looks like a dead one's.
+        ([_look(0, a="live"), _look(0, a="dead"), _look(0, a="gone")], []),
+        ([_look(0, a="live"), _look(1, a="gone")], ["a"]),
+        ([_look(0, a="live"), _look(0, a="dead"), _look(1, a="gone")], ["a"]),
+        ([_look(0, a="live"), _look(0, a="dead"), _look(0, a="dead"), _look(1, a="gone")], ["a"]),
+        ([_look(0, a="dead"), _look(0, a="dead"), _look(0, a="dead")], ["a"]),
+        ([_look(0, a="live", b="live"), _look(2, a="gone", b="gone")], ["a", "b"]),
+        # One died and one left: nobody knows which.
+        ([_look(0, a="live", b="live"), _look(1, a="gone", b="gone")], [None]),
+        ([_look(0, a="live", b="dead"), _look(0, a="live", b="dead"), _look(1, a="gone", b="gone")],
+         ["b"]),
+        ([_look(0, a="live", b="live"), _look(0, a="live", b="dead"), _look(1, a="gone", b="gone")],
+         ["b"]),
+        # A segment that was made anew.
+        ([_look(7, a="live"), _look(0, a="live")], []),
+    ],
+)  # fmt: skip
+def test_deaths_are_told_once_and_leaving_is_none(
+    looks: list[Look], told: list[str | None]
+) -> None:
+    events = Events()
+    found = [event for seen in looks for event in events.since_last(seen)]
+    assert {event.name for event in found} <= {"death"}
+    assert [event.member and event.member.label for event in found] == told
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

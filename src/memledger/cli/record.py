@@ -222,6 +222,8 @@ def _who(member: Member) -> dict[str, Any]:
 
 # ---- events
 
+MemberId = tuple[int, int]
+"""(slot, generation)"""
 _COUNTED = ("claims_refused", "ooms", "asks_sent", "asks_answered", "asks_declined")
 
 
@@ -229,8 +231,9 @@ class Events:
     """What has happened between one look and the next, from the counters."""
 
     def __init__(self) -> None:
-        self._members: dict[tuple[int, int], Member] | None = None
-        self._told_dead: set[tuple[int, int]] = set()
+        self._members: dict[MemberId, Member] | None = None
+        self._seen_dead: set[MemberId] = set()
+        self._told_dead: set[MemberId] = set()
         self._swept = 0
         self._readable = True
 
@@ -253,22 +256,26 @@ class Events:
 
     def _deaths(
         self,
-        before: dict[tuple[int, int], Member],
-        here: dict[tuple[int, int], Member],
+        before: dict[MemberId, Member],
+        here: dict[MemberId, Member],
         swept: int,
     ) -> list[Event]:
-        """Those seen dead, once each; and those that were swept before a look could see them. Who
-        has gone is dead only if as many were swept; else nobody knows which of them just left."""
+        """Once for each: those seen dead twice (one that leaves looks dead for a moment), and those
+        that were swept before that. Of more that have gone than were swept, those count that
+        looked dead before they went; else nobody knows who just left."""
         dead = {who for who, member in here.items() if member.state == "dead"}
-        events = [Event("death", here[who], 1) for who in sorted(dead - self._told_dead)]
+        sure = (dead & self._seen_dead) - self._told_dead
+        events = [Event("death", here[who], 1) for who in sorted(sure)]
         gone = before.keys() - here.keys()
         unseen = max(0, swept - len(gone & self._told_dead))
-        missing = sorted(gone - self._told_dead)
-        if unseen == len(missing):
-            events += [Event("death", before[who], 1) for who in missing]
-        elif unseen:
+        for missing in (gone - self._told_dead, (gone & self._seen_dead) - self._told_dead):
+            if unseen and len(missing) == unseen:
+                events += [Event("death", before[who], 1) for who in sorted(missing)]
+                unseen = 0
+        if unseen:
             events.append(Event("death", None, unseen))
-        self._told_dead = (self._told_dead | dead) & here.keys()
+        self._seen_dead = dead
+        self._told_dead = (self._told_dead | sure) & here.keys()
         return events
 
 
