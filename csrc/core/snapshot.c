@@ -182,14 +182,14 @@ static int copy(ml_image *image, unsigned which, os_error *error) {
     return status;
 }
 
-static void compare(ml_image *image, unsigned newer) {
-    ml_view older = image->view;
-    older.segment.base = image->buffer[1 - newer].base;
+static void compare(ml_image *image, const ml_view *older) {
     marks a, b;
     for (unsigned p = 0; p < image->view.pool_count; p++) {
-        mark(&older, p, &a);
+        mark(older, p, &a);
         mark(&image->view, p, &b);
-        image->stable[p] = memcmp(&a, &b, sizeof a) == 0;
+        uint64_t newest = ml_load_relaxed(&ml_view_pool(older, p)->newest);
+        image->stable[p] =
+            memcmp(&a, &b, sizeof a) == 0 && newest == ml_load_relaxed(&ml_view_pool(&image->view, p)->newest);
     }
 }
 
@@ -199,13 +199,20 @@ static bool all_stable(const ml_image *image) {
     return true;
 }
 
+/* Of two copies that agree the older one is shown: all of it was read between the two looks at what must not change. In
+ * the newer one a reading may already be overwritten by the time its cell is copied. */
 static int fill(ml_image *image, os_error *error) {
     int status = copy(image, 0, error);
     for (unsigned i = 1; i <= IMAGE_TRIES && status == ML_OK; i++) {
+        ml_view older = image->view;
         status = copy(image, i % 2, error);
         if (status != ML_OK) break;
-        compare(image, i % 2);
-        if (all_stable(image)) break;
+        bool comparable = older.pool_count == image->view.pool_count && older.slot_count == image->view.slot_count;
+        if (comparable) compare(image, &older);
+        if ((comparable && all_stable(image)) || i == IMAGE_TRIES) {
+            if (comparable) image->view = older;
+            break;
+        }
     }
     return status;
 }

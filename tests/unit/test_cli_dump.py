@@ -436,3 +436,37 @@ def test_dump_with_stdout_closed_from_the_start_has_no_traceback(segment: Path) 
             stderr=subprocess.PIPE, text=True, timeout=WATCHDOG_S,
         )  # fmt: skip
     assert "Traceback" not in result.stderr
+
+
+_READING_OFTEN = """
+import memledger, random, time
+gpu = memledger.join("reader").device("sim:card?total=24GiB")
+gpu.publish(held=1 << 30)
+print("up", flush=True)
+while True:
+    for _ in range(4):
+        gpu.refresh(0)
+    time.sleep(0.02 * random.random())
+"""
+
+
+def test_a_coherent_look_never_loses_a_reading_that_is_there(segment: Path) -> None:
+    """A copy of the file takes milliseconds, in which readings come and go: the word that says
+    which is the newest was copied, and its cell was overwritten before it was. Such a look was
+    called coherent, and showed a device without a total."""
+    from memledger import _native
+
+    reader = subprocess.Popen(
+        [sys.executable, "-c", _READING_OFTEN], env=environment(segment), stdout=subprocess.PIPE
+    )
+    try:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == b"up\n"
+        for _ in range(15):
+            _, parts = _native.read_image(segment)
+            assert parts is not None
+            for pool in parts["pools"]:
+                assert not pool["coherent"] or pool["reading"]["sequence"]
+    finally:
+        reader.kill()
+        reader.communicate()

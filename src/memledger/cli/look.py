@@ -15,6 +15,9 @@ STATUS = {0: "ok", -4: "layout", -5: "foreign", -6: "absent"}
 """Of a look, by ML_OK or ML_ERR_*; anything else is "error"."""
 
 
+_MORE_TRIES = 2
+
+
 class Finding(NamedTuple):
     """A broken invariant. pool, slot: indices in the segment, None where it is not about one."""
 
@@ -78,10 +81,20 @@ def look(path: str, scope: str) -> Look:
             (), (), (), (), info,
         )  # fmt: skip
     try:
-        info, parts = _native.read_image(path)
+        seen = _look(path, scope)
+        for _ in range(_MORE_TRIES):
+            if all(pool.coherent or pool.reading.age_s is not None for pool in seen.pools):
+                break
+            # This process was held up inside the copy, which then has lost a reading that is there.
+            seen = _look(path, scope)
     except ValueError as error:  # a NUL in the path
         info = {"status": -7, "system_call": "", "layout": (0, 0)}
         return Look(path, scope, "error", f"{error}", (0, 0), (), (), (), (), info)
+    return seen
+
+
+def _look(path: str, scope: str) -> Look:
+    info, parts = _native.read_image(path)
     status = STATUS.get(info["status"], "error")
     reason = None if status == "ok" else _reason(status, info)
     parts = parts or {"pools": [], "members": [], "findings": []}
