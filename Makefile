@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 C_FILES := $(shell find csrc tests/c benchmarks -name '*.[ch]' 2>/dev/null)
 NATIVE_INPUTS := setup.py pyproject.toml src/memledger/_ffi_build.py $(shell find csrc -name '*.[ch]')
 
-.PHONY: help demo test test-c lint fix bench model soak clean
+.PHONY: help demo test test-c test-ray lint fix bench model soak clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    watch processes share a simulated card, without and with the ledger (under a minute)"
 	@echo "make test    all tests: C, Python, cases, crash tests (some minutes)"
+	@echo "make test-ray memledger.ray on a local Ray of two nodes (installs ray)"
 	@echo "make lint    formatting, types, layering and source rules"
 	@echo "make fix     format and fix what tools can fix"
 	@echo "make bench   speed, each figure beside an empty method of the same kind"
@@ -44,6 +45,10 @@ test-c: $(VENV)/.dev
 
 test: test-c
 	@$(BIN)/python -m pytest -q
+
+test-ray: $(VENV)/.dev
+	@$(BIN)/python -m pip install --quiet 'ray>=2.9'
+	@$(BIN)/python -m pytest -q tests/cluster
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check .
