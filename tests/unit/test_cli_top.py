@@ -6,6 +6,8 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -33,17 +35,35 @@ ESC = "\x1b"
 
 _GIVING = """
 import sys, memledger
-gpu = memledger.join("giver", "worker").device("sim:card?total=24GiB")
+label, held, releasable = sys.argv[1:4]
+ledger = memledger.join(label, "worker")
+gpu = ledger.device("sim:card?total=24GiB")
 class Gives:
     def release_memory(self, device, size):
         held, releasable, _ = gpu.amounts
         gpu.publish(held - size, releasable=releasable - size)
         return size
-memledger.join().holders.register(Gives(), thread_safe=True)
-gpu.publish(4 << 30, releasable=3 << 30)
+ledger.holders.register(Gives(), thread_safe=True)
+gpu.publish(int(held), releasable=int(releasable))
 print("up", flush=True)
 sys.stdin.read()
 """
+
+
+@contextmanager
+def giving(segment: Path, label: str, held: int, releasable: int) -> Iterator[None]:
+    """A member that gives back whatever it is asked for."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _GIVING, label, str(held), str(releasable)],
+        env=environment(segment), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        yield
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def bar_of(shown: str) -> str:
@@ -239,35 +259,26 @@ def test_live_on_80x24_sorts_filters_freezes_helps_and_leaves_a_clean_terminal(
 
 
 def test_live_asks_the_chosen_member_alone_and_leaves_at_once(segment: Path) -> None:
-    """The other one has more to give: an ask that is not directed would go to it first."""
-    giver = subprocess.Popen(
-        [sys.executable, "-c", _GIVING], env=environment(segment), stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        assert giver.stdout is not None
-        assert giver.stdout.readline() == b"up\n"
-        with (
-            Member(segment, "other", held=10 * GIB, releasable=10 * GIB),
-            Terminal(environment(segment)) as terminal,
-        ):
-            terminal.start(*command("top", "--interval", "0.2", "--filter", "giver"))
-            terminal.see("giver")
-            terminal.type("a")
-            terminal.see(lambda text: "It can release 3.0 GiB" in " ".join(text.split()))
-            terminal.type("\n")
-            terminal.see("giver: released 3.0 GiB")
-            seen = dump_json(segment)
-            names = {m["slot"]: m["label"] for m in seen["members"]}
-            held = {names[r["slot"]]: r["held"] for r in seen["devices"][0]["records"]}
-            assert held == {"giver": GIB, "other": 10 * GIB}
-            assert sorted(names.values()) == ["giver", "other"]
-            terminal.type("q")
-            terminal.see("ended with 0")
-            assert terminal.is_clean()
-    finally:
-        giver.kill()
-        giver.communicate()
+    """The other one has more to give, and would: an ask that is not directed goes to it first."""
+    with (
+        giving(segment, "giver", 4 * GIB, 3 * GIB),
+        giving(segment, "other", 10 * GIB, 10 * GIB),
+        Terminal(environment(segment)) as terminal,
+    ):
+        terminal.start(*command("top", "--interval", "0.2", "--filter", "giver"))
+        terminal.see("giver")
+        terminal.type("a")
+        terminal.see(lambda text: "It can release 3.0 GiB" in " ".join(text.split()))
+        terminal.type("\n")
+        terminal.see("giver: released 3.0 GiB")
+        seen = dump_json(segment)
+        names = {m["slot"]: m["label"] for m in seen["members"]}
+        held = {names[r["slot"]]: r["held"] for r in seen["devices"][0]["records"]}
+        assert held == {"giver": GIB, "other": 10 * GIB}
+        assert sorted(names.values()) == ["giver", "other"]
+        terminal.type("q")
+        terminal.see("ended with 0")
+        assert terminal.is_clean()
 
 
 def test_live_waits_for_a_ledger_and_cleans_up_when_terminated(segment: Path) -> None:

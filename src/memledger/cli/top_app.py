@@ -29,7 +29,6 @@ from memledger.errors import LedgerError
 from memledger.sizes import format_size, parse_size
 
 _HINTS = "q quit  s sort  r reverse  / filter  f freeze  a ask  ? help"
-TERMINATED = 128 + signal.SIGTERM
 INTERRUPTED = 130
 
 
