@@ -22,6 +22,7 @@ keys:
   a                        ask the chosen member to release on that device
   ?, h                     help
   q, Ctrl-C                quit
+  Ctrl-Z                   back to the shell; `fg` goes on
 """
 
 MEANING = """\

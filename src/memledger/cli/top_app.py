@@ -57,6 +57,7 @@ class Top(App[int]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit_with(0)", "quit"),
         Binding("ctrl+c", f"quit_with({INTERRUPTED})", "quit", priority=True),
+        Binding("ctrl+z", "suspend_process", show=False, priority=True),
         Binding("s", "sort_by(1)", "sort"),
         Binding("S", "sort_by(-1)", "sort back"),
         Binding("r", "turn_round", "reverse"),
