@@ -75,6 +75,7 @@ typedef struct ml_totals {
 } ml_totals;
 
 typedef struct ml_waiters ml_waiters;
+typedef struct ml_keeper ml_keeper;
 
 /* This process's part of one pool. Guarded by M unless said otherwise. */
 typedef struct ml_local_pool {
@@ -171,6 +172,7 @@ struct ml_ledger {
     char path[ML_PATH_BYTES], label[ML_LABEL_BYTES], program[ML_LABEL_BYTES], version[32];
     ml_claim *claims; /* under M */
     ml_device *devices;
+    ml_keeper *keeper;   /* housekeep.c: sources and the holder of programs without Python; NULL: none */
     os_probe *sweeps[8]; /* descriptors to close in a forked child */
     unsigned pool_count;
     ml_local_pool pool[ML_LOCAL_POOLS_MAX];
@@ -297,6 +299,8 @@ bool ml_sample_newest(const ml_view *view, unsigned index, const ml_pool *entry,
  * lock the caller owns, and in which nobody else writes a reading meanwhile. Nothing to do where the dead hold
  * nothing or there is no reading. */
 void ml_reading_carry(ml_view *view, unsigned index, unsigned writer, const uint64_t *dead);
+/* Can the figures of this answer be true? */
+bool ml_reading_plausible(const ml_reading *reading);
 /* When readings are due; under cold. */
 void ml_reading_due(ml_ledger *ledger, ml_local_pool *pool, unsigned number, uint64_t now_ns, ml_tick *tick);
 

@@ -209,7 +209,7 @@ int ml_reading_begin(ml_ledger *ledger, unsigned number, const uint64_t *dead, m
     return ML_OK;
 }
 
-static bool plausible(const ml_reading *r) {
+bool ml_reading_plausible(const ml_reading *r) {
     return r->total > 0 && r->total <= ML_BYTES_MAX && r->free <= r->total && r->reserved <= r->total - r->free;
 }
 
@@ -224,7 +224,7 @@ static void measure(const ml_view *view, unsigned index, const ml_pool *entry, c
     s->soft_limit = r->soft_limit;
     s->flags = r->flags & (ML_SAMPLE_SETTLED - 1);
     s->reason = r->reason;
-    if (s->reason == ML_REASON_NONE && !plausible(r)) s->reason = ML_REASON_IMPLAUSIBLE;
+    if (s->reason == ML_REASON_NONE && !ml_reading_plausible(r)) s->reason = ML_REASON_IMPLAUSIBLE;
     if (s->reason != ML_REASON_NONE) {
         /* Absent. What is known of the window stays, for the next reader. */
         memcpy(s->excess, previous->excess, sizeof s->excess);
@@ -351,7 +351,7 @@ int ml_reading_local(ml_ledger *ledger, unsigned number, const ml_reading *readi
     status = number < ledger->pool_count ? ML_OK : ML_ERR_ARGUMENT;
     if (status == ML_OK) {
         ml_local_pool *pool = &ledger->pool[number];
-        bool usable = reading->reason == ML_REASON_NONE && plausible(reading);
+        bool usable = reading->reason == ML_REASON_NONE && ml_reading_plausible(reading);
         pool->local = usable ? *reading : (ml_reading){0};
         pool->totals_valid = false;
         ML_KILL_POINT("reading.local_change");

@@ -1,17 +1,29 @@
 /* memledger: a ledger of memory that every process on a machine shares.
  *
- * One handle (ml_ledger) per process and path. Every function may be called from any thread. Functions marked
- * HOT touch only memory: no system call, no allocation, no lock between processes, bounded steps; they may answer
- * ML_SLOW_*, after which ml_ledger_recover() (which may block) makes the next try succeed. Everything else may enter
- * the kernel. Nothing here prints, exits, raises a signal or changes process-wide state.
+ * One handle (ml_ledger) per process and path. Every function may be called from any thread, except where it says so.
+ * Functions marked HOT touch only memory: no system call, no allocation, no lock between processes, bounded steps, tens
+ * to hundreds of nanoseconds; they may answer ML_SLOW_*, after which ml_ledger_recover() (which may block) makes the
+ * next try succeed: `do status = ml_...(...); while (ml_ledger_retry(ledger, status));`. Everything else may enter the
+ * kernel, and costs microseconds where nothing else is said. Nothing here prints, exits, raises a signal or changes
+ * process-wide state.
  *
- * Bytes are uint64_t, at most ML_BYTES_MAX. Times are nanoseconds. */
+ * Bytes are uint64_t, at most ML_BYTES_MAX. Times are nanoseconds. Functions that return int answer ML_OK, another
+ * expected outcome above 0, or an error below 0; which ones is said where it is not plain. ML_ERR_CLOSED: the handle
+ * was left. What a caller passes is copied, and what it gets out is its own, except handles (ml_ledger, ml_device,
+ * ml_account), which live as long as the process.
+ *
+ * A member also needs a thread in ml_housekeep(). Without one its claims with a ttl do not expire, asks to it find no
+ * answer, it does not heal when the segment is replaced, and it neither sweeps nor reads. */
 #ifndef MEMLEDGER_H
 #define MEMLEDGER_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 #define ML_LAYOUT_MAJOR 1
 #define ML_LAYOUT_MINOR 0
@@ -27,24 +39,24 @@
 
 /* Expected outcomes are >= 0, errors are < 0. */
 #define ML_OK 0
-#define ML_REFUSED 1       /* the claim does not fit among granted bytes */
-#define ML_WAITING 2       /* it would fit, but earlier waiters have the room */
-#define ML_BUSY 3          /* contention; try again */
-#define ML_NOT_READY 4     /* no figure: the reason is in ml_figures.reason */
-#define ML_FULL 5          /* no slot, or no pool entry */
-#define ML_EXPIRED 6       /* the claim's ttl has passed */
-#define ML_SLOW_LOCK 10    /* another thread of this process is inside; recover, then call again */
-#define ML_SLOW_FORK 11    /* this process was forked from the one that joined; recover joins anew */
-#define ML_SLOW_LOST 12    /* the slot is no longer ours; recover joins anew and republishes */
-#define ML_SLOW_READING 13 /* a claim wants a newer reading first */
-#define ML_ERR_ARGUMENT (-1)
-#define ML_ERR_FIGURE (-2) /* releasable > held, or a figure above ML_BYTES_MAX */
-#define ML_ERR_CLOSED (-3)
-#define ML_ERR_LAYOUT (-4)  /* a segment of another major version */
-#define ML_ERR_FOREIGN (-5) /* not a segment of ours */
-#define ML_ERR_ABSENT (-6)
-#define ML_ERR_SYSTEM (-7)
-#define ML_ERR_MEMORY (-8)
+#define ML_REFUSED 1         /* the claim does not fit among granted bytes */
+#define ML_WAITING 2         /* it would fit, but earlier waiters have the room */
+#define ML_BUSY 3            /* contention; try again */
+#define ML_NOT_READY 4       /* no figure: the reason is in ml_figures.reason */
+#define ML_FULL 5            /* no slot, or no pool entry */
+#define ML_EXPIRED 6         /* the claim's ttl has passed */
+#define ML_SLOW_LOCK 10      /* another thread of this process is inside; recover, then call again */
+#define ML_SLOW_FORK 11      /* this process was forked from the one that joined; recover joins anew */
+#define ML_SLOW_LOST 12      /* the slot is no longer ours; recover joins anew and republishes */
+#define ML_SLOW_READING 13   /* a claim wants a newer reading first */
+#define ML_ERR_ARGUMENT (-1) /* a caller's mistake: NULL, too long, out of range */
+#define ML_ERR_FIGURE (-2)   /* releasable > held, or a figure above ML_BYTES_MAX */
+#define ML_ERR_CLOSED (-3)   /* the handle was left */
+#define ML_ERR_LAYOUT (-4)   /* a segment of another major version */
+#define ML_ERR_FOREIGN (-5)  /* not a segment of ours */
+#define ML_ERR_ABSENT (-6)   /* no segment there */
+#define ML_ERR_SYSTEM (-7)   /* a system call failed: ml_ledger_info says which */
+#define ML_ERR_MEMORY (-8)   /* out of memory */
 
 #define ML_ROLE_OTHER 0
 #define ML_ROLE_HOST 1
@@ -55,7 +67,7 @@
 #define ML_MODE_PRIVATE 2      /* no shared ledger could be used; alone, same calls */
 
 /* Events that a member counts, for people. */
-#define ML_COUNT_OOM 0      /* ml_device_note_oom */
+#define ML_COUNT_OOM 0      /* out of memory: the program counts it */
 #define ML_COUNT_REFUSED 1  /* claims refused */
 #define ML_COUNT_ASKED 2    /* asks sent */
 #define ML_COUNT_ANSWERED 3 /* asks answered with bytes */
@@ -128,17 +140,22 @@ typedef struct ml_ledger_info {
 
 /* Joins. Never fails on account of the segment: then the handle is private and says why (ml_ledger_get_info).
  * ML_ERR_ARGUMENT, ML_ERR_MEMORY otherwise. A second join of the same path in one process gives a second member;
- * bindings share one. */
+ * bindings share one. Under 5 ms. The path should be absolute: it is opened again when the segment is replaced. */
 int ml_ledger_join(const ml_join_options *options, ml_ledger **out);
-/* Publishes zeros, gives the slot back. Hot calls on its devices answer ML_ERR_CLOSED from then on. */
+/* Publishes zeros, gives the slot back. Hot calls on its devices answer ML_ERR_CLOSED from then on, and so does a
+ * thread in ml_housekeep, at once. The handle's memory stays. ML_OK, also a second time. */
 int ml_ledger_leave(ml_ledger *ledger);
 /* After ml_ledger_leave, and only when no thread is in a call on this handle, its devices, accounts or claims, nor will
  * be: gives their memory and the mappings back. A handle that has not left stays (its slot is the kernel's to return).
  */
 void ml_ledger_free(ml_ledger *ledger);
+/* Mode, path and why the handle is degraded. May wait a few milliseconds for another thread that is joining. */
 void ml_ledger_get_info(ml_ledger *ledger, ml_ledger_info *out);
-/* Resolves an ML_SLOW_* answer. May block for a few milliseconds. ML_OK: call again. */
+/* Resolves an ML_SLOW_LOCK, _FORK or _LOST. May block for a few milliseconds. ML_OK: call again. */
 int ml_ledger_recover(ml_ledger *ledger, int slow_status);
+/* True: `status` was a slow answer and is resolved; call again. False: it is the result. ML_SLOW_READING is a result:
+ * ml_device_refresh, then claim again. */
+bool ml_ledger_retry(ml_ledger *ledger, int status);
 /* How often this process had to join anew: a binding compares it to learn that it runs in a forked child. HOT */
 uint64_t ml_ledger_fork_count(const ml_ledger *ledger);
 
@@ -152,28 +169,34 @@ typedef struct ml_pool_spec {
 } ml_pool_spec;
 
 /* Opens a chain of pools, the device's own first, outermost last; at most ML_LEVELS_MAX, none twice. Opening the
- * same chain again gives the same device. Pools that cannot be had in the shared table open privately. */
+ * same chain again gives the same device. Pools that cannot be had in the shared table open privately. ML_ERR_ARGUMENT;
+ * ML_FULL: this handle has no room for more pools. Takes a lock between processes, with a deadline. */
 int ml_device_open(ml_ledger *ledger, const ml_pool_spec *levels, unsigned level_count, ml_device **out);
 /* `from` turned out to draw from the chain of `to` (a process was moved to another control group): accounts, open
- * claims, headroom and assumed total go over, as growth without a check. `from` holds nothing afterwards. */
+ * claims, headroom and assumed total go over, as growth without a check. `from` holds nothing afterwards. Both are of
+ * one handle, else ML_ERR_ARGUMENT. */
 int ml_device_move(ml_device *from, ml_device *to);
+/* Pools in its chain, 1 to ML_LEVELS_MAX. */
 unsigned ml_device_level_count(const ml_device *device);
 /* Index of a level's pool in this handle, 0..; what readings and ml_tick speak of. */
 unsigned ml_device_pool(const ml_device *device, unsigned level);
-/* The device's own account, and further named ones; all are summed into one record. */
+/* The device's own account, into which one publishes where there is no need for several. */
 ml_account *ml_device_account(ml_device *device);
+/* A further one of that name (1 to 31 bytes), made at its first use; all are summed into one record. */
 int ml_account_open(ml_device *device, const char *name, ml_account **out);
 
 typedef struct ml_amounts {
     uint64_t held, releasable, pinned;
 } ml_amounts;
 
-/* Replaces the account's three figures at every level, in one visible step per level. HOT */
+/* Replaces the account's three figures at every level, in one visible step per level. ML_ERR_FIGURE changes nothing.
+ * HOT */
 int ml_account_publish(ml_account *account, const ml_amounts *amounts);
 /* The same by signed difference, saturating nowhere: a result below 0 is ML_ERR_FIGURE and changes nothing. HOT */
 int ml_account_add(ml_account *account, int64_t held, int64_t releasable, int64_t pinned);
+/* What was published last. Waits for another thread of this process that is publishing. */
 void ml_account_get(const ml_account *account, ml_amounts *out);
-/* Leave n bytes of this pool alone; the largest of all members counts. */
+/* Leave `bytes` of this device alone; the largest of all members counts, 0 takes it back. */
 int ml_device_set_headroom(ml_device *device, uint64_t bytes);
 /* Total to assume where there is no reading (the smallest of all members counts), and for pin pools the ceiling.
  * UINT64_MAX: none. */
@@ -218,11 +241,13 @@ struct ml_claim {
 };
 
 /* Grant or refuse at once. `replacing` bytes of the own held go first, so only the rest is claimed now. The caller
- * owns the memory of *claim, which must stay where it is until the claim has ended. ttl_ns 0: none.
- * `wait_ns`: with ML_CLAIM_WAIT, stand in line with a ticket. HOT without flags. */
+ * owns the memory of *claim, which must stay where it is until the claim has ended. ttl_ns 0: none. ML_OK, ML_REFUSED,
+ * ML_WAITING, ML_BUSY; ML_SLOW_READING: ml_device_refresh first. claim->checked 0: there was nothing to check against.
+ * HOT; with a ttl it reads the clock. */
 int ml_claim_try(ml_account *account, uint64_t bytes, uint64_t replacing, uint64_t ttl_ns, ml_claim *claim);
 /* The same with sweeps of the dead before a refusal, and waiting for at most `timeout_ns` (of those at most 0.5 s
- * with a ticket). Blocks. *free_bytes: what would have fitted, when refused. */
+ * with a ticket). Blocks, in steps of 1 ms. *free_bytes: what would have fitted, when refused. Answers as above, never
+ * slow. */
 int ml_claim_wait(ml_account *account, uint64_t bytes, uint64_t replacing, uint64_t ttl_ns, uint64_t timeout_ns,
                   ml_claim *claim, uint64_t *free_bytes);
 /* Absolute publish that the claim pays for: by as much as held grows, the claim shrinks, and the reverse. HOT */
@@ -233,6 +258,7 @@ int ml_claim_settle(ml_claim *claim, const ml_amounts *amounts);
 int ml_claim_cancel(ml_claim *claim);
 /* Change the size; growth is decided like a claim of the difference. HOT */
 int ml_claim_resize(ml_claim *claim, uint64_t bytes);
+/* Live for `ttl_ns` from now, 0: without an end. ML_EXPIRED: too late, or ended. */
 int ml_claim_renew(ml_claim *claim, uint64_t ttl_ns);
 
 /* ---- readings ---- */
@@ -271,6 +297,8 @@ int ml_reading_settle(ml_ledger *ledger, const ml_reading_op *op);
 /* A reading of ML_SCOPE_PROCESS: it stays in this handle, and is used where there is no device-wide one. free is then
  * at most what it says. A reading with a reason takes it back. */
 int ml_reading_local(ml_ledger *ledger, unsigned pool, const ml_reading *reading);
+/* The newest reading of that pool, whoever took it. ML_NOT_READY: there is none, or it is absent (out->reason). No
+ * system call but a look at the clock. */
 int ml_reading_get(ml_ledger *ledger, unsigned pool, ml_reading *out);
 
 /* Another layout's segment has (or has no longer) live members: figures are then not complete. */
@@ -278,12 +306,55 @@ void ml_ledger_set_foreign_layout(ml_ledger *ledger, bool present);
 
 /* ---- housekeeping ---- */
 
+/* What says how full a pool is: a driver, the kernel. */
+typedef struct ml_source {
+    /* Fill reading->total and reading->free (bytes) of the pool of that key; the rest is filled with "unknown" and
+     * ML_SCOPE_DEVICE before. Returns ML_REASON_NONE, or why there are no figures. Runs in ml_housekeep's thread or in
+     * that of ml_device_refresh, one at a time per pool, with no lock held; it may call any function here but those
+     * two. What takes longer than a period (250 ms) counts as failed; until it returns, this member keeps no house. */
+    uint32_t (*read)(void *context, const char *key, ml_reading *reading);
+    void *context;
+    const char *name; /* up to 8 ASCII characters, shown to people; the string is not copied */
+} ml_source;
+
+/* Have `source` asked about that level of the device, 4 times a second while somebody holds or claims there, by one
+ * member at a time. NULL: no more; a call that is under way still ends. What fails is left alone for 1 s, then 2, up to
+ * 60. Every member that can read should say so: a member without a source relies on those that have one. */
+int ml_device_set_source(ml_device *device, unsigned level, const ml_source *source);
+/* Ask its sources now, on this thread, where the newest reading is older than that. ML_NOT_READY: some level has no
+ * reading. Call it once after opening a device, and after ML_SLOW_READING. */
+int ml_device_refresh(ml_device *device, uint64_t max_age_ns);
+
+/* What gives bytes back when another member asks. */
+typedef struct ml_holder {
+    /* Give back about `bytes` of the pool of that key and publish the smaller held before returning: only what was
+     * published counts. Less, or nothing, is fine. Runs in ml_housekeep's thread, with no lock held. NULL: leave asks
+     * to this program's own calls of ml_request_next. */
+    void (*release)(void *context, const char *key, uint64_t bytes);
+    void *context;
+} ml_holder;
+
+/* NULL, as at the start: asks are refused at once. A call that is under way still ends with the holder it has. */
+int ml_ledger_set_holder(ml_ledger *ledger, const ml_holder *holder);
+
+/* Serves rounds until `timeout_ns` have passed, at least one: expiry, a replaced segment, the dead, readings that are
+ * due, asks. Sleeps in between, and wakes by itself when it is wanted. UINT64_MAX: until ml_ledger_leave. ML_OK: time
+ * is up, call again; ML_ERR_CLOSED: left; ML_BUSY: another thread of this process is in it. A round with nothing to do
+ * takes some 10 us of CPU, and there is one a second, four where the member holds or claims. The same steps as the
+ * thread of a Python member; what that does besides (finding the group's leader, looking for segments of other
+ * layouts, following the process to another control group) is this program's own, where it wants it. */
+int ml_housekeep(ml_ledger *ledger, uint64_t timeout_ns);
+
+/* The parts, for bindings that run the loop themselves. */
+
 /* Sleep until woken or for `timeout_ns`. */
 void ml_ledger_wait(ml_ledger *ledger, uint64_t timeout_ns);
+/* End the sleep of this process's own thread. */
 void ml_ledger_wake(ml_ledger *ledger);
 /* To wait without missing what happens between looking and sleeping: take the mark, look, then wait from the mark.
  * Returns at once where something has woken this member since. */
 uint64_t ml_ledger_wake_mark(ml_ledger *ledger);
+/* Until something has woken this member since `mark`, or for `timeout_ns`. */
 void ml_ledger_wait_from(ml_ledger *ledger, uint64_t mark, uint64_t timeout_ns);
 
 typedef struct ml_tick {
@@ -332,9 +403,12 @@ typedef struct ml_prompt {
     bool active;
     char id[ML_LABEL_BYTES];
 } ml_prompt;
-/* Leaders only; ML_REFUSED otherwise. An id of up to ML_LABEL_BYTES - 1 bytes; a binding shortens longer ones. */
+/* A prompt begins, and interrupts of the one before are cleared. Leaders only; ML_REFUSED otherwise. An id of up to
+ * ML_LABEL_BYTES - 1 bytes; a binding shortens longer ones. */
 int ml_prompt_begin(ml_ledger *ledger, const char *id);
+/* The prompt has ended. Leaders only. */
 int ml_prompt_end(ml_ledger *ledger);
+/* The leader's latest prompt. ML_NOT_READY: it had none, or there is no leader. */
 int ml_prompt_get(ml_ledger *ledger, ml_prompt *out);
 
 #define ML_FREE_UNLOAD 1
@@ -368,6 +442,7 @@ typedef struct ml_ask {
 
 /* Say that this member is inside an ask (from here asks of its own; 0 ends it). Returns the ticket. */
 uint64_t ml_asking_begin(ml_ledger *ledger);
+/* No longer inside an ask. */
 void ml_asking_end(ml_ledger *ledger);
 /* Ask one member to release bytes of a pool. ML_BUSY: somebody else is asking it there; ML_EXPIRED: it is gone. */
 int ml_ask_send(ml_ledger *ledger, unsigned pool, unsigned victim, uint64_t bytes, ml_ask *ask);
@@ -403,16 +478,19 @@ unsigned ml_ask_victims(ml_ledger *ledger, unsigned pool, ml_victim *out, unsign
 /* Open a window in which siblings should leave this member alone, for at most `max_ns`. Opens, then looks: an earlier
  * one is waited for, by this process's own clock. *waited_ns. ML_BUSY after all when others kept opening. */
 int ml_window_open(ml_device *device, uint64_t max_ns, uint64_t *waited_ns);
+/* Close it; nothing to do where its time was up. */
 void ml_window_close(ml_device *device);
 /* Hold back while a sibling has one open: until it closes, its time is up, or the timeout. ML_OK: clear. ML_BUSY. */
 int ml_window_wait_clear(ml_device *device, uint64_t timeout_ns);
 
 /* ---- for people, and pins ---- */
 
+/* Add n to one of this member's counters (ML_COUNT_*), which others see in ml_member. */
 int ml_ledger_count(ml_ledger *ledger, unsigned counter, uint64_t n);
 /* Bytes of page-locked memory that leave the floor that some member wants free: the smallest over the chain of free
  * less the highest floor. ML_NOT_READY: unknown. */
 int ml_device_pin_room(ml_device *device, uint64_t *bytes);
+/* RAM that pins must leave free: the highest of all members counts. */
 int ml_device_set_floor(ml_device *device, uint64_t bytes);
 /* ml_device_set_limit for one level of the chain. */
 int ml_device_set_level_limit(ml_device *device, unsigned level, uint64_t bytes);
@@ -469,10 +547,13 @@ unsigned ml_ledger_hosts(ml_ledger *ledger, ml_member *out, unsigned capacity);
 /* A copy of a segment, taken by reading the file; joins nothing, maps nothing, changes nothing. `path` as in join.
  * ML_ERR_ABSENT, ML_ERR_FOREIGN, ML_ERR_LAYOUT, ML_ERR_SYSTEM with *info filled. */
 int ml_image_open(const char *path, ml_image **out, ml_ledger_info *info);
+/* Frees the copy. */
 void ml_image_close(ml_image *image);
 /* Indices of the pools in use, as bits. */
 uint64_t ml_image_pools(ml_image *image);
+/* As ml_pool_snapshot, of the copy. `pool`: index of its bit. */
 int ml_image_snapshot(ml_image *image, unsigned pool, ml_snapshot *out);
+/* As ml_ledger_members; liveness is probed through the file's locks. */
 unsigned ml_image_members(ml_image *image, ml_member *out, unsigned capacity);
 
 /* ---- check ---- */
@@ -486,6 +567,11 @@ typedef struct ml_finding {
 /* Walks a segment (quiescent: nobody inside a call) and reports each broken invariant; returns how many, fills at
  * most `capacity`. */
 unsigned ml_image_check(ml_image *image, ml_finding *out, unsigned capacity);
+/* The same of the segment that this handle is in. */
 unsigned ml_ledger_check(ml_ledger *ledger, ml_finding *out, unsigned capacity);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

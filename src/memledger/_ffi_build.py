@@ -16,6 +16,7 @@ def declarations(text: str) -> str:
     """The header as cffi's parser takes it: no comments, no preprocessor except integer constants,
     and array bounds as numbers."""
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
+    text = re.sub(r"^#ifdef __cplusplus\n.*?^#endif\n", "", text, flags=re.S | re.M)
     constants = dict(re.findall(r"^#define (ML_\w+) (\(?-?\w+\)?)\s*$", text, flags=re.M))
     body = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
 
