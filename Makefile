@@ -2,10 +2,16 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-C_FILES := $(shell find csrc tests/c benchmarks -name '*.[ch]' 2>/dev/null)
+C_FILES := $(shell find csrc tests/c benchmarks examples tests/fuzz -name '*.[ch]' 2>/dev/null)
 NATIVE_INPUTS := setup.py pyproject.toml src/memledger/_ffi_build.py $(shell find csrc -name '*.[ch]')
 
-.PHONY: help demo test test-c test-ray lint fix bench model soak clean
+# The C core as a library for programs without Python: cc -Icsrc/include ... build/libmemledger.a -pthread
+EMBED_DIR ?= build
+EMBED_CFLAGS ?= -O2
+EMBED_OS := csrc/os/os_$(if $(filter Darwin,$(shell uname -s)),darwin,linux).c csrc/os/os_fork.c $(wildcard csrc/os/os_posix*.c)
+EMBED_OBJECTS := $(patsubst csrc/%.c,$(EMBED_DIR)/embed/%.o,$(wildcard csrc/core/*.c) $(EMBED_OS))
+
+.PHONY: help demo test test-c test-ray lint fix bench model docs embed soak clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +22,8 @@ help:
 	@echo "make fix     format and fix what tools can fix"
 	@echo "make bench   speed, each figure beside an empty method of the same kind"
 	@echo "make model   the protocols' Spin models"
+	@echo "make docs    the documentation as a site, in build/site"
+	@echo "make embed   the C core as build/libmemledger.a, for programs without Python"
 	@echo "make soak    the long suite (hours by SOAK_S=seconds)"
 	@echo "make clean   remove .venv and what was built"
 	@echo "PYTHON=python3.12 make ... takes another interpreter (3.10 or newer)"
@@ -35,6 +43,10 @@ $(VENV)/.built: $(BIN)/python $(NATIVE_INPUTS)
 
 $(VENV)/.dev: $(VENV)/.built requirements-dev.txt
 	@$(BIN)/python -m pip install --quiet --requirement requirements-dev.txt
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.built requirements-docs.txt
+	@$(BIN)/python -m pip install --quiet --requirement requirements-docs.txt
 	@touch $@
 
 demo: $(VENV)/.built
@@ -68,6 +80,19 @@ bench: $(VENV)/.dev
 
 model: $(BIN)/python
 	@$(BIN)/python tests/model/run.py
+
+docs: $(VENV)/.docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+embed: $(EMBED_DIR)/libmemledger.a
+
+$(EMBED_DIR)/libmemledger.a: $(EMBED_OBJECTS)
+	@rm -f $@
+	@$(AR) rcs $@ $^
+
+$(EMBED_DIR)/embed/%.o: csrc/%.c $(wildcard csrc/*/*.h)
+	@mkdir -p $(@D)
+	@$(CC) -std=c11 -Wall -Wextra -fPIC -fno-strict-aliasing -pthread $(EMBED_CFLAGS) -Icsrc -c $< -o $@
 
 soak: $(VENV)/.dev
 	@$(BIN)/python -m pytest -q -m long
