@@ -286,9 +286,11 @@ typedef struct ml_reading_op {
     void *view;
 } ml_reading_op;
 
-/* begin, ask the source, end. `dead` may be NULL. end answers ML_BUSY when a later reading was published meanwhile,
- * ML_NOT_READY when the source took longer than one period. */
+/* Before the source is asked: what members hold now. `dead`: members proven dead (ml_sweep.dead), or NULL. Begin, ask
+ * the source, end; bindings do so, ml_source is the simple way. ML_ERR_ARGUMENT: no such pool. */
 int ml_reading_begin(ml_ledger *ledger, unsigned pool, const uint64_t *dead, ml_reading_op *op);
+/* Publish what it said. ML_BUSY: a later reading was published meanwhile. ML_NOT_READY: the source took longer than one
+ * period. */
 int ml_reading_end(ml_ledger *ledger, const ml_reading_op *op, const ml_reading *reading);
 /* Some 40 ms later: had a member freed bytes just before the source was asked, it has published that by now. ML_OK:
  * nobody had, so the figure no longer has to err on the safe side. ML_NOT_READY: somebody's held has fallen; ask the
