@@ -108,6 +108,18 @@ static void take(ml_ticket *ticket, ml_device *device, uint64_t bytes) {
     ml_store_release(&pool->own->waiting, WAITING_WORD(ticket->number, ml_units_ceil(bytes, pool->shift)));
 }
 
+/* More than some level has in all: no sibling can give back enough, so there is nothing to wait for. */
+static bool exceeds_device(ml_device *device, uint64_t bytes) {
+    bool exceeds = false;
+    ml_lock_wait(&device->ledger->lock);
+    for (unsigned l = 0; l < device->level_count; l++) {
+        const ml_totals *totals = ml_totals_get(device->level[l]);
+        exceeds = exceeds || (totals->known && bytes > ml_add_sat(totals->usable_bytes, totals->headroom_bytes));
+    }
+    ml_lock_release(&device->ledger->lock);
+    return exceeds;
+}
+
 static void give_up(ml_ticket *ticket, ml_device *device) {
     if (!ticket->taken) return;
     ml_local_pool *pool = outermost(device);
@@ -172,7 +184,7 @@ static int run_until(ml_device *device, uint64_t bytes, uint64_t timeout_ns, boo
             swept = true;
             if (sweep_once(ledger)) continue;
         }
-        if (ticket.now_ns >= deadline_ns) break;
+        if (ticket.now_ns >= deadline_ns || exceeds_device(device, bytes)) break;
         ml_mark_asked(ledger); /* readings go on while somebody waits for bytes */
         if (ticket.now_ns - start_ns < ML_WAIT_HONOURED_NS) {
             ml_lock_wait(&ledger->lock);

@@ -92,7 +92,11 @@ bool native_difference_slow(PyObject *object, const char *name, int64_t *out) {
 
 bool native_seconds(PyObject *object, const char *name, uint64_t *out) {
     double seconds = PyFloat_AsDouble(object);
-    if (seconds == -1.0 && PyErr_Occurred()) return false;
+    if (seconds == -1.0 && PyErr_Occurred()) {
+        if (!PyErr_ExceptionMatches(PyExc_TypeError)) return false;
+        PyErr_Format(PyExc_TypeError, "%s: expected seconds as a number, got %R", name, object);
+        return false;
+    }
     if (!(seconds >= 0)) {
         PyErr_Format(PyExc_ValueError, "%s: expected seconds >= 0, got %R", name, object);
         return false;

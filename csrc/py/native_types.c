@@ -215,6 +215,15 @@ static PyObject *claim_get_ended(PyObject *self, void *unused) {
     return PyBool_FromLong(((ClaimObject *)self)->claim.link == NULL);
 }
 
+static PyObject *claim_repr(PyObject *self_object) {
+    const ClaimObject *self = (const ClaimObject *)self_object;
+    const char *state = self->claim.expired ? "expired" : self->claim.link ? "open" : "ended";
+    return PyUnicode_FromFormat("<memledger.Claim on '%s' size=%llu open=%llu %s%s>",
+                                self->owner->account->device->level[0]->key, (unsigned long long)self->claim.size_bytes,
+                                (unsigned long long)self->claim.open_bytes, state,
+                                self->claim.checked ? "" : " not checked");
+}
+
 static PyGetSetDef account_getset[] = {
     {"amounts", native_account_amounts, NULL, "(held, releasable, pinned) as published", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
@@ -336,6 +345,7 @@ static PyType_Slot device_slots[] = {{Py_tp_new, (void *)device_new},
                                      {Py_tp_doc, "A chain of pools; Ledger.device() makes it."},
                                      {0, NULL}};
 static PyType_Slot claim_slots[] = {{Py_tp_dealloc, (void *)claim_dealloc},
+                                    {Py_tp_repr, (void *)claim_repr},
                                     {Py_tp_methods, claim_methods},
                                     {Py_tp_getset, claim_getset},
                                     {Py_tp_doc, "Bytes promised before they are allocated."},

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from memledger.arguments import as_bytes
+from memledger.arguments import as_bytes, as_seconds
 from memledger.errors import LedgerClosed
 
 if TYPE_CHECKING:
@@ -331,7 +331,7 @@ class Asks:
         if getattr(self._here, "serving", False):
             # From inside a holder: holders are not run re-entrantly.
             return self._serve_with((), "busy")
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + as_seconds(timeout, "timeout")
         while True:
             mark = self._ledger._wake_mark()
             served = self._serve_with(self._ledger.holders._all)

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from memledger import _native
-from memledger.arguments import as_bytes
+from memledger.arguments import as_bytes, as_seconds, as_text
 from memledger.errors import ClaimRefused, LedgerError, UnknownDevice
+from memledger.sizes import format_size
 from memledger.views import Snapshot, reading_from, snapshot_from
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class _Claiming:
         allocated.
 
         timeout: seconds to wait for room. The first 0.5 s of them with a place in line that later
-        claimers respect.
+        claimers respect. More than the whole device has is refused at once.
         replacing: bytes of the own held that will go first; only `nbytes - replacing` is claimed
         now, and publishing the smaller held through the claim refills it.
         ttl: seconds after which what has not landed is dropped; None: with the process.
@@ -62,8 +63,7 @@ class _Claiming:
         Use it as a context manager: leaving it un-settled cancels it. Raises ClaimRefused.
         Before a refusal the dead are swept. Costs about a publish when it fits.
         """
-        if not timeout >= 0:
-            raise ValueError(f"timeout: expected seconds >= 0, got {timeout!r}")
+        timeout = as_seconds(timeout, "timeout")
         status, claim, free = self._claim_try(nbytes, replacing, ttl)
         if claim is None and timeout > 0:
             status, claim, free = self._claim_run(nbytes, replacing, ttl, timeout)
@@ -77,8 +77,10 @@ class _Claiming:
         """The first of `sizes` (bytes) that fits, as (index, claim): for choices such as a dtype,
         made once. Raises ClaimRefused, about the last size, when none does; never for
         contention."""
+        if isinstance(sizes, (int, str)):
+            raise TypeError(f"sizes: expected several sizes in bytes, got {sizes!r}")
         if not sizes:
-            raise ValueError("claim_first() needs at least one size, got none")
+            raise ValueError("sizes: expected at least one size, got none")
         for index, nbytes in enumerate(sizes):
             status, claim, free = self._claim_try(nbytes, replacing, ttl)
             while status == _BUSY:
@@ -107,11 +109,14 @@ class _Claiming:
         device._ledger._count(_COUNT_REFUSED)
         if free is None:
             free = device.free()
+        reason, total = _REASONS.get(status, f"status {status}"), device.total()
+        if status == _REFUSED and total is not None and wanted > total:
+            reason = f"the whole device has {format_size(total)}"
         raise ClaimRefused(
             wanted,
             free,
             holders=device._holders(),
-            reason=_REASONS.get(status, f"status {status}"),
+            reason=reason,
             device=device.key,
         )
 
@@ -149,6 +154,11 @@ class Delta:
             self.unaccounted = -outside
 
 
+def _amounts(account: _native.Account) -> str:
+    held, releasable, pinned = account.amounts
+    return f"held={held} releasable={releasable} pinned={pinned}"
+
+
 def _others(figures: _native.Figures) -> int:
     return figures.held - figures.own_held + figures.claimed_by_others
 
@@ -162,7 +172,13 @@ class Account(_Claiming, _native.Account):
     def __new__(cls, device: Device, name: str) -> Account:
         self = super().__new__(cls, device, name)
         self.device = device
+        self.name = name
         return self
+
+    name: str
+
+    def __repr__(self) -> str:
+        return f"<memledger.Account {self.name!r} of {self.device.name!r} {_amounts(self)}>"
 
     def _owner(self) -> Device:
         return self.device
@@ -203,14 +219,14 @@ class Device(_Claiming, _native.Device):
             self._pin_pools.follow_chain()
 
     def __repr__(self) -> str:
-        return f"<memledger.Device {self.name!r} key={self.key!r}>"
+        return f"<memledger.Device {self.name!r} key={self.key!r} {_amounts(self)}>"
 
     def _owner(self) -> Device:
         return self
 
     def account(self, name: str) -> Account:
         """The account of that name (1 to 31 bytes), made at its first use."""
-        account = self._accounts.get(name)
+        account = self._accounts.get(as_text(name, "name"))
         if account is None:
             account = self._accounts[name] = Account(self, name)
         return account
@@ -230,6 +246,7 @@ class Device(_Claiming, _native.Device):
     def refresh(self, max_age_s: float = 0.05) -> Reading:
         """Ask the sources now where the newest reading is older than `max_age_s` seconds. Blocks in
         the driver, without the GIL."""
+        max_age_s = as_seconds(max_age_s, "max_age_s")
         for pool in self._pools():
             self._ledger._read_if_older(pool, max_age_s)
         return self.reading
@@ -238,8 +255,7 @@ class Device(_Claiming, _native.Device):
         """Ask siblings to release `nbytes` (bytes) of this device: those with most to give first,
         those that are asking themselves, in a window or busy with a prompt last. Ends by `timeout`
         seconds. While it waits it answers asks of others from quick holders, or as busy."""
-        if not timeout >= 0:
-            raise ValueError(f"timeout: expected seconds >= 0, got {timeout!r}")
+        timeout = as_seconds(timeout, "timeout")
         return self._ledger._asks.ask(self, nbytes, timeout)
 
     def note_oom(self, wanted: int = 0) -> None:

@@ -12,6 +12,7 @@ import os
 from typing import TYPE_CHECKING
 
 from memledger import _native
+from memledger.arguments import as_text
 from memledger.views import Member
 
 if TYPE_CHECKING:
@@ -23,11 +24,9 @@ _ANCESTORS_MAX = 32
 _ID_BYTES_MAX = 63
 
 
-def short_id(text: str) -> str:
+def short_id(text: str, name: str = "id") -> str:
     """`text` where it fits 63 bytes of UTF-8, else a hash of it that does: the same everywhere."""
-    if not isinstance(text, str):
-        raise TypeError(f"id: expected a str, got {type(text).__name__}")
-    data = text.encode("utf-8", "surrogatepass")
+    data = as_text(text, name).encode("utf-8", "surrogatepass")
     with contextlib.suppress(UnicodeEncodeError):  # a lone surrogate, which is no UTF-8
         if len(text.encode()) <= _ID_BYTES_MAX and "\0" not in text:
             return text
@@ -43,7 +42,7 @@ class Job(_native.Job):
     id: str
 
     def __new__(cls, ledger: Ledger, job_id: str) -> Job:
-        self = super().__new__(cls, ledger, short_id(job_id))
+        self = super().__new__(cls, ledger, short_id(job_id, "job_id"))
         self.id = job_id
         return self
 

@@ -8,9 +8,11 @@ import os
 import sys
 import threading
 import time
+import warnings
 import weakref
 
 from memledger import _native, groups
+from memledger.arguments import as_seconds, as_text
 from memledger.asks import AllSiblings, Asks, Holders
 from memledger.device import Device
 from memledger.errors import LedgerClosed
@@ -64,6 +66,11 @@ class Ledger(_native.Ledger):
             raise ValueError(f"role: expected one of {', '.join(_ROLES)}, got {role!r}")
         from memledger import __version__
 
+        path = absolute(path)
+        label = as_text(label, "label")
+        if "\0" in label:
+            raise ValueError("label: expected no NUL character")
+        group = None if group is None else as_text(group, "group")
         # A host without a name gets one, so that its workers can be told whose they are.
         name = group or os.environ.get(groups.ENVIRONMENT, "")
         if role == "host" and not name:
@@ -80,7 +87,7 @@ class Ledger(_native.Ledger):
         )
         self.label = label
         self.role = role
-        self._explicit_path = path is not None or bool(os.environ.get("MEMLEDGER_PATH"))
+        self._explicit_path = path is not None
         self._devices = {}
         self._pool_sources = {}
         self._source_retry = {}
@@ -104,6 +111,8 @@ class Ledger(_native.Ledger):
         self._housekeeping = Housekeeping(self)
         self._housekeeping.start()
         _alive.add(self)
+        if self.scope == "private":
+            _warn_private(self.degraded_reason)
         return self
 
     group: str
@@ -126,7 +135,9 @@ class Ledger(_native.Ledger):
     _housekeeping: Housekeeping
 
     def __repr__(self) -> str:
-        return f"<memledger.Ledger {self.label!r} scope={self.scope} path={self.path!r}>"
+        why = self.degraded_reason
+        tail = f" degraded: {why}" if why else ""
+        return f"<memledger.Ledger {self.label!r} scope={self.scope} path={self.path!r}{tail}>"
 
     # ---- what this ledger is
 
@@ -208,7 +219,7 @@ class Ledger(_native.Ledger):
     def as_holder(self, bound_s: float = 0.02) -> AllSiblings:
         """One object with `release_memory(device, size)` that stands for all siblings. It answers
         within about `bound_s` seconds."""
-        return AllSiblings(self, bound_s)
+        return AllSiblings(self, as_seconds(bound_s, "bound_s"))
 
     # ---- the group
 
@@ -232,7 +243,7 @@ class Ledger(_native.Ledger):
     def prompt_begin(self, prompt_id: str) -> bool:
         """Leaders: a prompt begins; every member of the group sees its id. Clears the interrupt.
         False when this process leads no group."""
-        return self._prompt_begin(short_id(prompt_id))
+        return self._prompt_begin(short_id(prompt_id, "prompt_id"))
 
     def prompt_end(self, prompt_id: str | None = None) -> bool:
         """Leaders: the prompt has ended. `prompt_id` is for the caller's symmetry."""
@@ -471,7 +482,9 @@ class Ledger(_native.Ledger):
     def _housekeep(self) -> float:
         """One round; returns seconds until the next. Raises LedgerClosed after leave()."""
         self._settle_readings()
-        due, next_s, _ = self._tick()
+        due, next_s, changed = self._tick()
+        if changed and self.scope == "private":
+            _warn_private(self.degraded_reason)
         now = time.monotonic()
         full = now >= self._full_sweep_at
         if full:
@@ -533,18 +546,50 @@ def join(
 
     label: what people see, cut at 63 bytes. role: "host", "worker" or "other".
     group: name shared by a host and its workers; else MEMLEDGER_GROUP, else found (groups.py).
-    path: of the segment; else MEMLEDGER_PATH, else the per-user default.
+    path: of the segment; else MEMLEDGER_PATH, else the per-user default. A relative one is taken
+    from the working directory of this moment, so give children an absolute one.
 
-    Never fails on account of the segment: then the ledger is private (`scope`, `degraded_reason`),
-    works the same, and tries again in the background. Under 5 ms.
+    Never fails on account of the segment: then the ledger is private (`scope`, `degraded_reason`,
+    and one warning of the logger "memledger"), works the same, and tries again in the background.
+    RuntimeWarning where the handle was there already with another role or group. TypeError and
+    ValueError for arguments. Under 5 ms.
     """
-    asked = path or os.environ.get("MEMLEDGER_PATH") or _native.default_path() or ""
-    key = os.path.abspath(os.fsdecode(asked)) if asked else ""
+    path = absolute(path)
+    key = os.fsdecode(path) if path else _native.default_path() or ""
     with _joined_lock:
         ledger = _joined.get(key)
         if ledger is None:
             ledger = _joined[key] = Ledger(label=label, role=role, path=path, group=group)
+            return ledger
+    if role not in ("other", ledger.role) or group not in (None, ledger.group):
+        warnings.warn(
+            f"this process has joined {key} already, as {ledger.role!r} of group "
+            f"{ledger.group!r}; that handle is returned, and role={role!r}, group={group!r} do not "
+            "count",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     return ledger
+
+
+def absolute(path: str | os.PathLike[str] | None) -> str | None:
+    """The path that is meant: the argument, else MEMLEDGER_PATH, made absolute, since a segment is
+    opened anew when it is replaced and the working directory may be another by then; None: the
+    default."""
+    if path is not None and not isinstance(path, (str, bytes, os.PathLike)):
+        raise TypeError(f"path: expected a str or a path, got {type(path).__name__}")
+    asked = path or os.environ.get("MEMLEDGER_PATH")
+    return os.path.abspath(os.fsdecode(asked)) if asked else None
+
+
+def _warn_private(reason: str | None) -> None:
+    import logging  # late: most processes never need it
+
+    logger = logging.getLogger("memledger")
+    if not any(isinstance(handler, logging.NullHandler) for handler in logger.handlers):
+        # Nothing is printed where the program has set up no logging.
+        logger.addHandler(logging.NullHandler())
+    logger.warning("private ledger, shared with nobody: %s", reason)
 
 
 def degraded_text(info: dict[str, object]) -> str:

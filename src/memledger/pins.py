@@ -35,8 +35,13 @@ class PinClaim:
         self._pins = pins
         self._claim = claim
 
+    def __repr__(self) -> str:
+        state = "ended" if self._claim.ended else "open"
+        return f"<memledger.PinClaim size={self._claim.size} open={self._claim.open} {state}>"
+
     @property
     def checked(self) -> bool:
+        """False: granted without a check, since there was nothing to check against."""
         return self._claim.checked
 
     def settle(self, pinned: int, *, releasable: int | None = None) -> None:
@@ -45,6 +50,7 @@ class PinClaim:
         self._pins.settle(self._claim, pinned, releasable)
 
     def cancel(self) -> None:
+        """Give back what was not settled. Harmless a second time."""
         self._claim.cancel()
 
     def __enter__(self) -> PinClaim:

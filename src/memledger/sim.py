@@ -89,6 +89,7 @@ _LOCK_WAIT_S = 5.0
 _PPM = 1_000_000
 _S = 1_000_000_000
 
+_LEAST_TOTAL = 4096  # one unit: below, free would be 0 for ever
 _PARAMETERS = ("total", "reserved", "land", "free_delay", "death_delay", "latency", "fragmentation")
 
 
@@ -238,6 +239,11 @@ def open_url(text: str, *, total: int | None = None) -> Card:
     size = parse_size(given["total"]) if "total" in given else total
     if total is not None and size != total:
         raise InvalidFigure(f"sim:{text} says total {size}, the argument says {total}")
+    if size is not None and size < _LEAST_TOTAL:
+        raise InvalidFigure(
+            f"total: the ledger counts in units of {_LEAST_TOTAL} bytes, so a card needs at least "
+            f"that, got {size}"
+        )
     land = given.get("land")
     return Card(
         name,

@@ -332,7 +332,9 @@ def enumerate_gpus(*, root: str = "/", session: NvmlSession | None = None) -> Gp
             finally:
                 session.close(marker)
         except Unavailable as why:
-            detail = f"no NVML ({why.detail})"
+            # What to do comes first, where the package is all that lacks.
+            lacking = why.detail.startswith("pip install")
+            detail = why.detail if lacking else f"no NVML ({why.detail})"
         except Exception as error:  # a broken driver raises anything
             detail = f"no NVML ({unavailable(error, 'nvmlDeviceGetCount').detail})"
     gpus = _by_bus(_proc_gpus(root))

@@ -179,7 +179,8 @@ class NvmlSession:
                 module = importlib.import_module("pynvml")
             module.nvmlInit()
         except ImportError as error:
-            raise self._backoff.failed(Unavailable("no_probe", f"nvidia-ml-py: {error}")) from None
+            text = f"pip install nvidia-ml-py: {error}"
+            raise self._backoff.failed(Unavailable("no_probe", text)) from None
         except Exception as error:  # a broken driver raises anything; the host must live on
             raise self._backoff.failed(unavailable(error, "nvmlInit")) from None
         stub = _loaded_stub(self._root)
