@@ -83,6 +83,9 @@ model: $(BIN)/python
 
 docs: $(VENV)/.docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@! grep -rnoE '(src|href)="https?://[^"]*\.(js|css|woff2?|png)"' build/site --include='*.html' || \
+	  { echo "a page wants something from elsewhere" >&2; exit 1; }
+	@echo "read build/site/index.html"
 
 embed: $(EMBED_DIR)/libmemledger.a
 

@@ -34,6 +34,16 @@ def as_lists(text: str) -> str:
     return "\n".join(out)
 
 
+def as_text(text: str) -> str:
+    """What stands in angle brackets outside of code is meant: "GPU-<uuid>" is no HTML."""
+    lines = []
+    for line in text.splitlines():
+        halves = [line] if line.startswith("    ") else re.split(r"(`[^`]*`)", line)
+        plain = [h if h.startswith(("`", "    ")) else h.replace("<", "&lt;") for h in halves]
+        lines.append("".join(plain))
+    return "\n".join(lines)
+
+
 def native_text(path: str) -> str | None:
     """The C docstring of a name in memledger._native, without its first line where that is the
     signature."""
@@ -55,4 +65,4 @@ class Docstrings(griffe.Extension):
             if text:
                 obj.docstring = griffe.Docstring(text, parent=obj)
         if obj.docstring is not None:
-            obj.docstring.value = as_lists(obj.docstring.value)
+            obj.docstring.value = as_text(as_lists(obj.docstring.value))

@@ -176,7 +176,10 @@ class Ledger(_native.Ledger):
         "sim:card?total=24GiB".
 
         total: bytes (or "24GiB") to assume where there is no reading; the smallest of all members'
-        counts. Opening takes a reading, so the first figure is fresh. Raises UnknownDevice.
+        counts.
+
+        The same object again for the same device. Opening takes a reading, so the first figure is
+        fresh: it may block in a driver. Raises UnknownDevice, and InvalidFigure for a bad total.
         """
         known = self._devices.get(name) if isinstance(name, str) and total is None else None
         if known is not None:
@@ -204,8 +207,8 @@ class Ledger(_native.Ledger):
         return tuple(dict.fromkeys(self._devices.values()))
 
     def members(self) -> tuple[Member, ...]:
-        """All processes that have joined, this one included. Probes each one's lock: a few us
-        each."""
+        """All processes that have joined, this one included. Probes each one's lock: about a
+        microsecond each."""
         return tuple(member_from(fields) for fields in self._members())
 
     # ---- asks
@@ -213,7 +216,7 @@ class Ledger(_native.Ledger):
     def serve(self, timeout: float = 0.0) -> int:
         """Answer what siblings ask of this process, now and on this thread: call it at safe points.
         Waits up to `timeout` seconds for the first; returns how many were answered. `pending() & 1`
-        says without cost whether there is one."""
+        says without cost whether there is one. Holders run in it, so it costs what they cost."""
         return self._asks.serve(timeout)
 
     def as_holder(self, bound_s: float = 0.02) -> AllSiblings:

@@ -103,10 +103,12 @@ class Pins:
         return DeviceSpec(f"pin:{self._ram.name}", levels, (None,) * len(levels))
 
     def ceiling(self, nbytes: int) -> None:
+        """See Device.pin_ceiling."""
         self._ceiling = nbytes
         self.apply()
 
     def learn(self, nbytes: int | None) -> None:
+        """See Device.learn_limit."""
         self._learned = nbytes
         self.apply()
 
@@ -130,6 +132,7 @@ class Pins:
             self._ram.add(pinned=held - self._ram.amounts[2])
 
     def claim(self, nbytes: int) -> PinClaim | None:
+        """See Device.try_pin; does not ask siblings."""
         self.apply()
         wanted = whole_pages(nbytes)
         room = self._ram._pin_room()

@@ -1122,12 +1122,15 @@ class Allocation:
         return self._reused + (self._block.landed if self._block is not None else 0)
 
     def poll(self) -> bool:
+        """True once all of it has landed. Raises OutOfMemory where the card is full."""
         return self._attempt(lambda block: block.poll())
 
     def wait(self, timeout: float | None = None) -> bool:
+        """The same, after waiting for at most `timeout` seconds; None: until it has landed."""
         return self._attempt(lambda block: block.wait(timeout))
 
     def free(self) -> None:
+        """Back to the allocator, which keeps it for the next allocation."""
         self._allocator.free(self)
 
     def _attempt(self, look: Callable[[Block], bool]) -> bool:

@@ -52,13 +52,21 @@ _ALLOCATED = "allocated_bytes.all.current"
 class Backend(Protocol):
     """What is used of `torch.cuda`."""
 
-    def is_initialized(self) -> bool: ...
-    def device_count(self) -> int: ...
+    def is_initialized(self) -> bool:
+        """Has this process used a device? Never makes that so."""
+        ...
+
+    def device_count(self) -> int:
+        """Devices that this process sees."""
+        ...
+
     def memory_stats(self, device: int, /) -> Mapping[str, Any]:
         """Empty where nothing was ever allocated."""
         ...
 
-    def empty_cache(self) -> None: ...
+    def empty_cache(self) -> None:
+        """Gives idle segments of all devices back to the driver."""
+        ...
 
 
 class Amounts(NamedTuple):

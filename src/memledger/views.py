@@ -92,12 +92,14 @@ def reading_from(fields: dict[str, Any]) -> Reading:
 
 
 def member_from(fields: dict[str, Any]) -> Member:
+    """`fields` as the native module gives them."""
     counters = Counters(*fields["counters"][: len(Counters._fields)])
     names = tuple(name for name in fields["accounts"] if name)
     return Member(**{**fields, "counters": counters, "accounts": names})
 
 
 def snapshot_from(fields: dict[str, Any]) -> Snapshot:
+    """`fields` as the native module gives them."""
     figures: Figures = fields["figures"]
     return Snapshot(
         key=fields["key"],

@@ -173,6 +173,44 @@ def test_header_stands_alone_in_c_and_cpp(compiler: str, standard: str, tmp_path
     assert re.search(r"\bml_housekeep$", symbols.strip(), flags=re.M), "extern C"
 
 
+STEPS = (
+    "ml_ledger_tick",
+    "ml_sweep_begin",
+    "ml_sweep_begin_near",
+    "ml_sweep_commit",
+    "ml_reading_begin",
+    "ml_reading_end",
+    "ml_reading_settle",
+    "ml_reading_local",
+    "ml_request_next",
+    "ml_request_answer",
+    "ml_ledger_set_reader",
+    "ml_ledger_wake_mark",
+    "ml_ledger_wait_from",
+)
+
+
+def test_both_housekeepings_make_the_same_steps() -> None:
+    """Python's thread reaches them through the native module, ml_housekeep directly; a step that
+    only one of them makes is what members in the other language lack."""
+    in_c = (ROOT / "csrc/core/housekeep.c").read_text(encoding="utf-8")
+    native = "".join(
+        path.read_text(encoding="utf-8") for path in sorted((ROOT / "csrc/py").glob("*.c"))
+    )
+    python = "".join(
+        (ROOT / "src/memledger" / name).read_text(encoding="utf-8")
+        for name in ("housekeeping.py", "ledger.py", "asks.py")
+    )
+    for step in STEPS:
+        assert re.search(rf"\b{step}\b", in_c), f"ml_housekeep does not call {step}"
+        assert re.search(rf"\b{step}\b", native), f"Python cannot reach {step}"
+    methods = ("_tick", "_sweep_begin", "_sweep_commit", "_reading_begin", "_reading_end")
+    methods += ("_reading_settle", "_reading_local", "_request_next", "_request_answer")
+    methods += ("_set_reader", "_wake_mark", "_wait")
+    for method in methods:
+        assert f".{method}(" in python, f"the Python thread does not call {method}"
+
+
 def test_library_defines_only_names_of_its_own(library: Path) -> None:
     if shutil.which("nm") is None:
         pytest.skip("no nm")
