@@ -18,9 +18,10 @@ from memledger.device import Device
 from memledger.errors import LedgerClosed
 from memledger.groups import Job, find_leader, short_id
 from memledger.housekeeping import Housekeeping
-from memledger.model import Reading, absent, plausible
+from memledger.model import DeviceSpec, Reading, absent, plausible
 from memledger.readings import RamWatch, Source, resolve
 from memledger.readings.bounded import bounded
+from memledger.sizes import parse_size
 from memledger.views import Member, member_from
 
 _ROLES = {"other": 0, "host": 1, "worker": 2}
@@ -173,7 +174,7 @@ class Ledger(_native.Ledger):
 
     def device(self, name: object, *, total: int | str | None = None) -> Device:
         """The device of that name: "cuda:0", a torch.device, "GPU-<uuid>", "ram",
-        "sim:card?total=24GiB".
+        "sim:card?total=24GiB"; or a DeviceSpec with a source of one's own.
 
         total: bytes (or "24GiB") to assume where there is no reading; the smallest of all members'
         counts.
@@ -184,7 +185,10 @@ class Ledger(_native.Ledger):
         known = self._devices.get(name) if isinstance(name, str) and total is None else None
         if known is not None:
             return known
-        spec = resolve(name, total=total)
+        if isinstance(name, DeviceSpec):
+            spec = name if total is None else name._replace(total=parse_size(total))
+        else:
+            spec = resolve(name, total=total)
         with self._lock:
             device = self._devices.get(spec.key)
             if device is None:
