@@ -551,7 +551,8 @@ def join(
     """Join the ledger; the same handle again for the same path in one process. The first call's
     label, role and group count, and leave() on it is for all of the process.
 
-    label: what people see, cut at 63 bytes. role: "host", "worker" or "other".
+    label: what people see, cut at 63 bytes.
+    role: "host", "worker" or "other".
     group: name shared by a host and its workers; else MEMLEDGER_GROUP, else found (groups.py).
     path: of the segment; else MEMLEDGER_PATH, else the per-user default. A relative one is taken
     from the working directory of this moment, so give children an absolute one.
