@@ -591,13 +591,16 @@ def absolute(path: str | os.PathLike[str] | None) -> str | None:
 
 
 def _warn_private(reason: str | None) -> None:
-    import logging  # late: most processes never need it
+    # G8: joining never fails on account of this. A process that has changed its user or its root
+    # may be unable to import anything more, and a handler of the program may raise.
+    with contextlib.suppress(Exception):
+        import logging  # late: most processes never need it
 
-    logger = logging.getLogger("memledger")
-    if not any(isinstance(handler, logging.NullHandler) for handler in logger.handlers):
-        # Nothing is printed where the program has set up no logging.
-        logger.addHandler(logging.NullHandler())
-    logger.warning("private ledger, shared with nobody: %s", reason)
+        logger = logging.getLogger("memledger")
+        if not any(isinstance(handler, logging.NullHandler) for handler in logger.handlers):
+            # Nothing is printed where the program has set up no logging.
+            logger.addHandler(logging.NullHandler())
+        logger.warning("private ledger, shared with nobody: %s", reason)
 
 
 def degraded_text(info: dict[str, object]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -134,6 +135,15 @@ def test_private_ledger_prints_nothing_where_no_logging_is_set_up(spawn: Any) ->
     assert member.run("me.ledger.scope") == "private"
 
 
+def test_private_ledger_joins_where_nothing_more_can_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a change of the user or of the root."""
+    monkeypatch.setitem(sys.modules, "logging", None)
+    with memledger.join(path=tmp_path / "absent" / "segment") as ledger:
+        assert ledger.scope == "private"
+
+
 def test_relative_path_is_made_absolute_when_joining(
     spawn: Any, segment: Path, tmp_path: Path
 ) -> None:
@@ -220,7 +230,7 @@ def test_card_below_one_unit_is_refused_with_the_least_size(ledger: memledger.Le
 def test_cuda_without_the_package_first_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
     session = NvmlSession(root=str(tmp_path))
     with pytest.raises(memledger.UnknownDevice, match=r"'cuda:0': pip install nvidia-ml-py: "):
         nvidia.resolve("cuda:0", root=str(tmp_path), environ={}, session=session)
