@@ -32,7 +32,7 @@ struct ml_keeper {
     kept_source kept[ML_LOCAL_POOLS_MAX];
 };
 
-/* Made at its first use, kept as long as the handle. NULL: out of memory. */
+/* Made at its first use, freed with the handle. NULL: out of memory. */
 static ml_keeper *keeper_of(ml_ledger *ledger) {
     ml_cold_lock(ledger);
     if (!ledger->keeper) ledger->keeper = calloc(1, sizeof *ledger->keeper);

@@ -117,6 +117,7 @@ void ml_ledger_free(ml_ledger *ledger) {
         ml_view_free(view);
     }
     ml_view_free(ledger->private_view);
+    free(ledger->keeper);
     free(ledger);
 }
 

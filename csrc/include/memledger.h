@@ -10,7 +10,7 @@
  * Bytes are uint64_t, at most ML_BYTES_MAX. Times are nanoseconds. Functions that return int answer ML_OK, another
  * expected outcome above 0, or an error below 0; which ones is said where it is not plain. ML_ERR_CLOSED: the handle
  * was left. What a caller passes is copied, and what it gets out is its own, except handles (ml_ledger, ml_device,
- * ml_account), which live as long as the process.
+ * ml_account), which live until ml_ledger_free.
  *
  * A member also needs a thread in ml_housekeep(). Without one its claims with a ttl do not expire, asks to it find no
  * answer, it does not heal when the segment is replaced, and it neither sweeps nor reads. */
@@ -143,7 +143,7 @@ typedef struct ml_ledger_info {
  * bindings share one. Under 5 ms. The path should be absolute: it is opened again when the segment is replaced. */
 int ml_ledger_join(const ml_join_options *options, ml_ledger **out);
 /* Publishes zeros, gives the slot back. Hot calls on its devices answer ML_ERR_CLOSED from then on, and so does a
- * thread in ml_housekeep, at once. The handle's memory stays. ML_OK, also a second time. */
+ * thread in ml_housekeep, at once. ML_OK, also a second time. */
 int ml_ledger_leave(ml_ledger *ledger);
 /* After ml_ledger_leave, and only when no thread is in a call on this handle, its devices, accounts or claims, nor will
  * be: gives their memory and the mappings back. A handle that has not left stays (its slot is the kernel's to return).
