@@ -43,6 +43,7 @@ uint64_t ml_asking_begin(ml_ledger *ledger) {
     if (ml_enter_wait(ledger) != ML_OK) return 0;
     uint64_t ticket = 0;
     if (ledger->seat.slot) {
+        ML_KILL_POINT("ask.ticket");
         ticket = ml_fetch_add_seq_cst(&ml_view_header(ledger->view)->ask_ticket, 1) + 1;
         ML_KILL_POINT("ask.asking");
         ml_exchange_seq_cst(&ledger->seat.slot->asking, ticket);
@@ -53,7 +54,10 @@ uint64_t ml_asking_begin(ml_ledger *ledger) {
 
 void ml_asking_end(ml_ledger *ledger) {
     if (ml_enter_wait(ledger) != ML_OK) return;
-    if (ledger->seat.slot) ml_store_release(&ledger->seat.slot->asking, 0);
+    if (ledger->seat.slot) {
+        ML_KILL_POINT("ask.asking_end");
+        ml_store_release(&ledger->seat.slot->asking, 0);
+    }
     ml_lock_release(&ledger->lock);
 }
 
@@ -161,9 +165,12 @@ int ml_ask_withdraw(ml_ledger *ledger, const ml_ask *ask) {
         uint64_t idle = ASK_NAME(ask->word) | IDLE;
         ML_KILL_POINT("ask.withdraw");
         /* Accepted or not: whoever is in the middle of an answer finds it gone, and nobody is credited. */
-        if (!ml_cas_seq_cst(&record->ask, ask->word, idle) &&
-            !ml_cas_seq_cst(&record->ask, ASK_NAME(ask->word) | ACCEPTED, idle))
-            status = ML_BUSY;
+        bool taken = ml_cas_seq_cst(&record->ask, ask->word, idle);
+        if (!taken) {
+            ML_KILL_POINT("ask.withdraw_accepted");
+            taken = ml_cas_seq_cst(&record->ask, ASK_NAME(ask->word) | ACCEPTED, idle);
+        }
+        if (!taken) status = ML_BUSY;
     }
     ml_lock_release(&ledger->lock);
     return status;
@@ -198,7 +205,10 @@ int ml_request_next(ml_ledger *ledger, ml_request *out) {
         if (pool->view == ledger->view && pool->me != ML_NO_SLOT && accept(ledger, pool, out)) status = ML_OK;
     }
     /* There may be more: the next call looks again. */
-    if (status == ML_OK) ml_fetch_or_seq_cst(&ledger->seat.slot->attention, ML_ATTENTION_ASK);
+    if (status == ML_OK) {
+        ML_KILL_POINT("ask.attention_again");
+        ml_fetch_or_seq_cst(&ledger->seat.slot->attention, ML_ATTENTION_ASK);
+    }
     ml_lock_release(&ledger->lock);
     return status;
 }
@@ -227,6 +237,7 @@ int ml_request_answer(ml_ledger *ledger, const ml_request *request, int outcome,
     ml_lock_release(&ledger->lock);
     if (status == ML_OK && request->asker < view->slot_count) {
         ml_slot *asker = ml_view_slot(view, request->asker);
+        ML_KILL_POINT("ask.wake_asker");
         ml_fetch_add_seq_cst(&asker->wake, 1);
         os_wake((uint32_t *)(void *)&asker->wake);
         (void)ml_ledger_count(ledger, bytes ? ML_COUNT_ANSWERED : ML_COUNT_DECLINED, 1);

@@ -108,6 +108,7 @@ int ml_prompt_begin(ml_ledger *ledger, const char *id) {
         ml_words_store(slot->prompt_id[sequence % 2], ML_LABEL_WORDS, id);
         ML_KILL_POINT("prompt.begin");
         ml_store_release(&slot->prompt_key, ml_job_key(id));
+        ML_KILL_POINT("prompt.running");
         ml_store_release(&slot->prompt, sequence << 1 | 1);
     }
     ml_lock_release(&ledger->lock);
@@ -123,6 +124,7 @@ int ml_prompt_end(ml_ledger *ledger) {
         ML_KILL_POINT("prompt.end");
         ml_store_release(&slot->prompt_key, 0);
         clear_interrupt(slot);
+        ML_KILL_POINT("prompt.ended");
         ml_store_release(&slot->prompt, ml_load_relaxed(&slot->prompt) & ~UINT64_C(1));
     }
     ml_lock_release(&ledger->lock);
@@ -163,6 +165,7 @@ static uint64_t with_request(uint64_t word, unsigned flags, uint64_t ticket, uin
 static int raise_free(ml_ledger *ledger, ml_u64 *word, unsigned flags, uint64_t generation) {
     uint64_t ticket;
     do { /* a field of 0 is no request */
+        ML_KILL_POINT("group.free_ticket");
         ticket = ml_fetch_add_seq_cst(&ml_view_header(ledger->view)->free_ticket, 1) + 1;
     } while ((ticket & FREE_MASK) == 0);
     for (int i = 0; i < CAS_TRIES; i++) {

@@ -333,6 +333,7 @@ void ml_ledger_wait_from(ml_ledger *ledger, uint64_t mark, uint64_t timeout_ns) 
 uint32_t *ml_wake_raise(ml_ledger *ledger) {
     uint32_t *word = wake_word(ledger);
     ml_fetch_add_seq_cst(&ledger->woken, 1);
+    ML_KILL_POINT("wake.raise");
     ml_fetch_add_seq_cst((ml_u64 *)(void *)word, 1);
     return word;
 }

@@ -211,6 +211,7 @@ void ml_ledger_attach(ml_ledger *ledger) {
         bool again = ledger->mode == ML_MODE_UNREGISTERED && ledger->view == view && !ledger->seat.slot;
         degrade(ledger, ML_MODE_UNREGISTERED, ML_FULL, NULL);
         if (again) return;
+        ML_KILL_POINT("join.overflow");
         ml_fetch_add_seq_cst(&ml_view_header(view)->overflow_count, 1);
         seat = (ml_seat){.me = ML_NO_SLOT};
         move_to(ledger, view, &seat);
@@ -377,9 +378,11 @@ static void pass_on_asked(ml_ledger *ledger, uint64_t now_ns) {
     if (!slot) return;
     if (ml_load_relaxed(&ledger->asked)) {
         ml_store_relaxed(&ledger->asked, 0);
+        ML_KILL_POINT("tick.asked");
         ml_store_release(&slot->asked, 1);
         ledger->asked_clear_at_ns = now_ns + ASKED_NS;
     } else if (now_ns >= ledger->asked_clear_at_ns && ml_load_relaxed(&slot->asked)) {
+        ML_KILL_POINT("tick.asked_clear");
         ml_store_release(&slot->asked, 0);
     }
 }

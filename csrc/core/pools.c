@@ -78,13 +78,17 @@ static int make(ml_view *view, const ml_local_pool *pool) {
             uint64_t next = ML_SLOT_GENERATION(ml_load_acquire(&entry->state)) + 1;
             ML_KILL_POINT("pool.newest");
             ml_store_release(&entry->newest, 0);
+            ML_KILL_POINT("pool.ticket");
             ml_store_release(&entry->ticket, 0);
+            ML_KILL_POINT("pool.shift");
             ml_store_release(&entry->shift, shift_for(pool->largest_bytes));
+            ML_KILL_POINT("pool.kind");
             ml_store_release(&entry->kind, pool->kind);
-            ML_KILL_POINT("pool.key");
             for (unsigned a = 0; a < ML_ALIASES_MAX; a++) ml_words_store(entry->alias[a], ML_KEY_WORDS, pool->alias[a]);
             ml_words_store(entry->key, ML_KEY_WORDS, pool->key);
+            ML_KILL_POINT("pool.change");
             ml_fetch_add_seq_cst(&entry->change, 1);
+            ML_KILL_POINT("pool.param_version");
             ml_fetch_add_seq_cst(&entry->param_version, 1);
             ML_KILL_POINT("pool.used");
             ml_exchange_seq_cst(&entry->state, ML_SLOT_WORD(next, ML_POOL_USED));
@@ -101,7 +105,6 @@ static void add_aliases(ml_pool *entry, const ml_local_pool *pool) {
         if (!name[0] || entry_has(entry, name)) continue;
         for (unsigned e = 0; e < ML_ALIASES_MAX; e++) {
             if (ml_load_relaxed(&entry->alias[e][0])) continue;
-            ML_KILL_POINT("pool.alias");
             ml_words_store(entry->alias[e], ML_KEY_WORDS, name);
             break;
         }
@@ -144,7 +147,10 @@ static bool open_entry(ml_view *view, unsigned index, const ml_local_pool *pool,
         ml_bit_set(entry->openers, me);
     }
     if (entry_is(entry, pool)) return true; /* [O5] */
-    if (me != ML_NO_SLOT) ml_bit_clear(entry->openers, me);
+    if (me != ML_NO_SLOT) {
+        ML_KILL_POINT("pool.openers_clear");
+        ml_bit_clear(entry->openers, me);
+    }
     return false;
 }
 
@@ -216,6 +222,7 @@ int ml_pool_open(ml_ledger *ledger, const ml_local_pool *pool, ml_view *view, un
 void ml_pool_publish_params(ml_local_pool *pool) {
     ml_record *own = pool->own;
     if (pool->me == ML_NO_SLOT) return; /* nobody would see it, and nobody would take it back */
+    ML_KILL_POINT("params.publishers");
     ml_bit_set(pool->entry->publishers, pool->me);
     ML_KILL_POINT("params.headroom");
     ml_store_release(&own->headroom, pool->headroom);
@@ -232,10 +239,12 @@ void ml_pool_publish_params(ml_local_pool *pool) {
 void ml_pool_republish(ml_ledger *ledger, ml_local_pool *pool) {
     if (pool->headroom || pool->limit != UINT64_MAX || pool->floor_bytes) ml_pool_publish_params(pool);
     if (!pool->held && !pool->claims && !pool->releasable && !pool->pinned) return;
+    ML_KILL_POINT("republish.publishers");
     if (pool->me != ML_NO_SLOT) ml_bit_set(pool->entry->publishers, pool->me);
     pool->published = true;
-    ML_KILL_POINT("republish.first");
+    ML_KILL_POINT("republish.first_held");
     ml_store_release(&pool->own->first_held, pool->held);
+    ML_KILL_POINT("republish.first_sequence");
     ml_store_release(&pool->own->first_sequence, ml_load_acquire(&pool->entry->newest) >> 16);
     ML_KILL_POINT("republish.word");
     ml_store_release(&pool->own->word, ML_WORD(ml_committed_units(pool), 0, 0));

@@ -254,11 +254,13 @@ int ml_device_move(ml_device *from, ml_device *to) {
     /* New levels first, so that the bytes are missing from no figure; levels of both chains keep what they have. */
     for (unsigned l = to->level_count; l-- > 0;) {
         if (has_level(from, to->level[l])) continue;
+        ML_KILL_POINT("device_move.new_level");
         add_share(to->level[l], &s);
         store_level(from->ledger, to->level[l], true);
     }
     for (unsigned l = 0; l < from->level_count; l++) {
         if (has_level(to, from->level[l])) continue;
+        ML_KILL_POINT("device_move.old_level");
         remove_share(from->level[l], &s);
         store_level(from->ledger, from->level[l], false);
     }

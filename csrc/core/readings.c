@@ -41,31 +41,35 @@ static void cell_load(const ml_reading_cell *cell, ml_sample *out) {
     out->run_claims = ml_load_acquire(&cell->run_claims);
 }
 
+static inline void put(ml_u64 *field, uint64_t value) {
+    ML_KILL_POINT("reading.field");
+    ml_store_release(field, value);
+}
+
 static void cell_store(ml_reading_cell *cell, const ml_sample *in) {
     ML_KILL_POINT("reading.tag_clear");
     ml_exchange_seq_cst(&cell->tag, 0);
     /* [O4] Fields with release after the tag was cleared. Other end: ml_sample_newest checks the tag again after its
      * loads. Else: a user mixes the total of one reading with the free of another. */
-    ML_KILL_POINT("reading.fields");
-    ml_store_release(&cell->time_ns, in->time_ns);
-    ml_store_release(&cell->total, in->total);
-    ml_store_release(&cell->free, in->free);
-    ml_store_release(&cell->reserved, in->reserved);
-    ml_store_release(&cell->immediate, in->immediate);
-    ml_store_release(&cell->soft_limit, in->soft_limit);
-    ml_store_release(&cell->source, in->source);
-    ml_store_release(&cell->meta, (uint64_t)in->scope | (uint64_t)in->reason << 8 | (uint64_t)in->flags << 16 |
-                                      (uint64_t)in->identical << 24);
-    ml_store_release(&cell->unaccounted, in->unaccounted);
+    put(&cell->time_ns, in->time_ns);
+    put(&cell->total, in->total);
+    put(&cell->free, in->free);
+    put(&cell->reserved, in->reserved);
+    put(&cell->immediate, in->immediate);
+    put(&cell->soft_limit, in->soft_limit);
+    put(&cell->source, in->source);
+    put(&cell->meta,
+        (uint64_t)in->scope | (uint64_t)in->reason << 8 | (uint64_t)in->flags << 16 | (uint64_t)in->identical << 24);
+    put(&cell->unaccounted, in->unaccounted);
     for (int j = 0; j < 2; j++) {
-        ml_store_release(&cell->excess[j], in->excess[j]);
-        ml_store_release(&cell->held[j], in->held[j]);
+        put(&cell->excess[j], in->excess[j]);
+        put(&cell->held[j], in->held[j]);
     }
-    ml_store_release(&cell->pair_time_ns, in->pair_time_ns);
-    ml_store_release(&cell->run_sequence, in->run_sequence);
-    ml_store_release(&cell->run_held, in->run_held);
-    ml_store_release(&cell->run_unaccounted, in->run_unaccounted);
-    ml_store_release(&cell->run_claims, in->run_claims);
+    put(&cell->pair_time_ns, in->pair_time_ns);
+    put(&cell->run_sequence, in->run_sequence);
+    put(&cell->run_held, in->run_held);
+    put(&cell->run_unaccounted, in->run_unaccounted);
+    put(&cell->run_claims, in->run_claims);
     ML_KILL_POINT("reading.tag");
     ml_store_release(&cell->tag, in->sequence);
 }
@@ -331,6 +335,7 @@ static int settle(ml_local_pool *pool, const ml_reading_op *op) {
     uint64_t unaccounted = s.flags & ML_SAMPLE_FROZEN ? s.unaccounted : unaccounted_of(&s);
     if (unaccounted == s.unaccounted) return ML_OK; /* the caution cost nothing: no need to publish it again */
     s.unaccounted = unaccounted;
+    ML_KILL_POINT("reading.settle");
     if (!publish_sample(pool->view, pool->index, pool->me, newest, &s)) return ML_BUSY;
     pool->excluded_newest = NEWEST(s.sequence, pool->me);
     return ML_OK;
@@ -376,6 +381,7 @@ void ml_reading_carry(ml_view *view, unsigned index, unsigned writer, const uint
         /* To U alone, not to the pairs: the next real reading tells at once whether the driver has given them back. */
         s.run_unaccounted = ml_min_u64(ml_add_sat(s.run_unaccounted, taken), s.total);
         s.unaccounted = ml_min_u64(ml_add_sat(s.unaccounted, taken), s.total);
+        ML_KILL_POINT("reading.carry");
         if (publish_sample(view, index, writer, newest, &s)) return;
     }
 }
@@ -408,6 +414,7 @@ static void publish_stale(ml_local_pool *pool) {
     if (!ml_sample_newest(pool->view, pool->index, pool->entry, &s)) return;
     if (s.sequence == 0 || s.reason != ML_REASON_NONE) return;
     s.reason = ML_REASON_STALE;
+    ML_KILL_POINT("reading.stale");
     (void)publish_sample(pool->view, pool->index, pool->me, newest, &s);
 }
 

@@ -41,8 +41,12 @@ static void clear_record(ml_view *view, unsigned index, unsigned slot, uint64_t 
         ML_KILL_POINT("clear.window");
         ml_store_release(&record->window, 0);
     }
-    for (unsigned a = 0; a < ML_ACCOUNTS_MAX; a++)
-        if (ml_load_relaxed(&record->account_held[a])) ml_store_release(&record->account_held[a], 0);
+    for (unsigned a = 0; a < ML_ACCOUNTS_MAX; a++) {
+        if (ml_load_relaxed(&record->account_held[a])) {
+            ML_KILL_POINT("clear.account_held");
+            ml_store_release(&record->account_held[a], 0);
+        }
+    }
     if (ml_load_relaxed(&record->headroom) || ml_load_relaxed(&record->limit) || ml_load_relaxed(&record->floor)) {
         ML_KILL_POINT("clear.headroom");
         ml_store_release(&record->headroom, 0);
@@ -76,30 +80,34 @@ void ml_slot_clear(ml_view *view, unsigned slot) {
     for (unsigned p = 0; p < view->pool_count; p++) ml_slot_clear_pool(view, p, slot);
 }
 
+static inline void put(ml_u64 *field, uint64_t value) {
+    ML_KILL_POINT("join.identity");
+    ml_store_relaxed(field, value);
+}
+
 static void describe_self(const ml_ledger *ledger, ml_slot *slot) {
     os_identity self;
     os_identity_self(&self);
-    ML_KILL_POINT("join.identity");
-    ml_store_relaxed(&slot->token, os_random_u64());
-    ml_store_relaxed(&slot->pid, self.pid);
-    ml_store_relaxed(&slot->parent_pid, self.parent_pid);
-    ml_store_relaxed(&slot->pid_namespace, self.pid_namespace);
-    ml_store_relaxed(&slot->start_ticks, self.start_ticks);
-    ml_store_relaxed(&slot->boot_id[0], self.boot_id[0]);
-    ml_store_relaxed(&slot->boot_id[1], self.boot_id[1]);
-    ml_store_relaxed(&slot->user_id, self.user_id);
-    ml_store_relaxed(&slot->role, (uint64_t)ledger->options.role);
-    ml_store_relaxed(&slot->joined_ns, os_boottime_ns());
-    ml_store_relaxed(&slot->wake, 0);
-    ml_store_relaxed(&slot->asked, 0);
+    put(&slot->token, os_random_u64());
+    put(&slot->pid, self.pid);
+    put(&slot->parent_pid, self.parent_pid);
+    put(&slot->pid_namespace, self.pid_namespace);
+    put(&slot->start_ticks, self.start_ticks);
+    put(&slot->boot_id[0], self.boot_id[0]);
+    put(&slot->boot_id[1], self.boot_id[1]);
+    put(&slot->user_id, self.user_id);
+    put(&slot->role, (uint64_t)ledger->options.role);
+    put(&slot->joined_ns, os_boottime_ns());
+    put(&slot->wake, 0);
+    put(&slot->asked, 0);
     ml_words_store(slot->label, ML_LABEL_WORDS, ledger->label);
     ml_words_store(slot->program, ML_LABEL_WORDS, ledger->program);
     ml_words_store(slot->version, 4, ledger->version);
-    ml_store_relaxed(&slot->group, ledger->options.group);
+    put(&slot->group, ledger->options.group);
     ml_u64 *const cleared[] = {&slot->attention,  &slot->interrupt, &slot->free_request, &slot->prompt,
                                &slot->prompt_key, &slot->leader,    &slot->asking};
-    for (size_t i = 0; i < sizeof cleared / sizeof *cleared; i++) ml_store_relaxed(cleared[i], 0);
-    for (unsigned c = 0; c < ML_COUNTERS; c++) ml_store_relaxed(&slot->counter[c], 0);
+    for (size_t i = 0; i < sizeof cleared / sizeof *cleared; i++) put(cleared[i], 0);
+    for (unsigned c = 0; c < ML_COUNTERS; c++) put(&slot->counter[c], 0);
     for (unsigned a = 0; a < ML_ACCOUNTS_MAX; a++) ml_words_store(slot->account[a], 2, "");
 }
 

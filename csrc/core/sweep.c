@@ -185,8 +185,10 @@ int ml_sweep_commit(ml_ledger *ledger, ml_sweep *sweep, uint64_t *freed_bytes) {
         ml_slot_clear(view, i);
         ML_KILL_POINT("sweep.free");
         if (ML_SLOT_STATE(word) != ML_SLOT_FREE &&
-            ml_cas_seq_cst(&slot->state, word, ML_SLOT_WORD(ML_SLOT_GENERATION(word), ML_SLOT_FREE)))
+            ml_cas_seq_cst(&slot->state, word, ML_SLOT_WORD(ML_SLOT_GENERATION(word), ML_SLOT_FREE))) {
+            ML_KILL_POINT("sweep.count");
             ml_fetch_add_seq_cst(&ml_view_header(view)->sweep_count, 1);
+        }
         os_probe_release(&state->probe, i);
     }
     finish(ledger, sweep);

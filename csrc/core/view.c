@@ -32,34 +32,40 @@ static uint64_t fingerprint(void) {
     return hash;
 }
 
+static inline void put(ml_u64 *field, uint64_t value) {
+    ML_KILL_POINT("create.field");
+    ml_store_relaxed(field, value);
+}
+
 void ml_view_init(unsigned char *base, uint64_t size_bytes, void *context) {
     unsigned slots = *(unsigned *)context;
     ml_header *h = (ml_header *)(void *)base;
     os_identity self;
     os_identity_self(&self);
-    ml_store_relaxed(&h->layout, (uint64_t)ML_LAYOUT_MAJOR << 32 | ML_LAYOUT_MINOR);
-    ml_store_relaxed(&h->size_bytes, size_bytes);
-    ml_store_relaxed(&h->fingerprint, fingerprint());
-    ml_store_relaxed(&h->slot_count, slots);
-    ml_store_relaxed(&h->pool_count, ML_POOLS_MAX);
-    ml_store_relaxed(&h->slot_offset, SLOTS_AT);
-    ml_store_relaxed(&h->slot_stride, sizeof(ml_slot));
-    ml_store_relaxed(&h->pool_offset, POOLS_AT(slots));
-    ml_store_relaxed(&h->pool_stride, sizeof(ml_pool));
-    ml_store_relaxed(&h->record_offset, RECORDS_AT(slots));
-    ml_store_relaxed(&h->record_stride, sizeof(ml_record));
-    ml_store_relaxed(&h->record_pool_stride, sizeof(ml_record) * (uint64_t)slots);
-    ml_store_relaxed(&h->reading_offset, READINGS_AT(slots));
-    ml_store_relaxed(&h->reading_stride, READING_STRIDE);
-    ml_store_relaxed(&h->reading_pool_stride, READING_STRIDE * slots);
-    ml_store_relaxed(&h->boot_id[0], self.boot_id[0]);
-    ml_store_relaxed(&h->boot_id[1], self.boot_id[1]);
-    ml_store_relaxed(&h->creator_pid, self.pid);
+    put(&h->layout, (uint64_t)ML_LAYOUT_MAJOR << 32 | ML_LAYOUT_MINOR);
+    put(&h->size_bytes, size_bytes);
+    put(&h->fingerprint, fingerprint());
+    put(&h->slot_count, slots);
+    put(&h->pool_count, ML_POOLS_MAX);
+    put(&h->slot_offset, SLOTS_AT);
+    put(&h->slot_stride, sizeof(ml_slot));
+    put(&h->pool_offset, POOLS_AT(slots));
+    put(&h->pool_stride, sizeof(ml_pool));
+    put(&h->record_offset, RECORDS_AT(slots));
+    put(&h->record_stride, sizeof(ml_record));
+    put(&h->record_pool_stride, sizeof(ml_record) * (uint64_t)slots);
+    put(&h->reading_offset, READINGS_AT(slots));
+    put(&h->reading_stride, READING_STRIDE);
+    put(&h->reading_pool_stride, READING_STRIDE * slots);
+    put(&h->boot_id[0], self.boot_id[0]);
+    put(&h->boot_id[1], self.boot_id[1]);
+    put(&h->creator_pid, self.pid);
     for (unsigned p = 0; p < ML_POOLS_MAX; p++) {
         /* Random, never reset: a figure cached from another segment, or from before a fork, cannot match. */
-        ml_store_relaxed(&((ml_pool *)(void *)(base + POOLS_AT(slots)))[p].change, os_random_u64());
+        put(&((ml_pool *)(void *)(base + POOLS_AT(slots)))[p].change, os_random_u64());
     }
     /* Last, so that a reader of a half-made private view sees no magic. Under a name it is only ever complete. */
+    ML_KILL_POINT("create.magic");
     ml_store_release(&h->magic, ML_MAGIC);
 }
 
@@ -116,7 +122,7 @@ typedef struct init_context {
 
 static void init_shared(unsigned char *base, uint64_t size_bytes, void *context) {
     init_context *c = context;
-    ml_store_relaxed(&((ml_header *)(void *)base)->lock_kind, c->lock_kind);
+    put(&((ml_header *)(void *)base)->lock_kind, c->lock_kind);
     ml_view_init(base, size_bytes, &c->slots);
 }
 
@@ -203,6 +209,7 @@ void ml_words_store(ml_u64 *words, unsigned count, const char *text) {
     for (unsigned i = count; i-- > 0;) {
         uint64_t word;
         memcpy(&word, padded + i * 8u, 8);
+        ML_KILL_POINT("words.word");
         ml_store_release(&words[i], word);
     }
 }

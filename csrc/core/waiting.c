@@ -103,6 +103,7 @@ static void take(ml_ticket *ticket, ml_device *device, uint64_t bytes) {
     ML_KILL_POINT("waiting.ticket");
     ticket->number = ml_fetch_add_seq_cst(&pool->entry->ticket, 1) & ML_TICKET_MASK;
     ticket->taken = true;
+    ML_KILL_POINT("waiting.publishers");
     ml_bit_set(pool->entry->publishers, pool->me);
     ML_KILL_POINT("waiting.store");
     ml_store_release(&pool->own->waiting, WAITING_WORD(ticket->number, ml_units_ceil(bytes, pool->shift)));
@@ -128,6 +129,7 @@ static void give_up(ml_ticket *ticket, ml_device *device) {
     if (WAITING_TICKET(ml_load_relaxed(&pool->own->waiting)) == ticket->number)
         ml_store_release(&pool->own->waiting, 0);
     /* Those behind us look again at once. */
+    ML_KILL_POINT("waiting.change");
     ml_fetch_add_seq_cst(&pool->entry->change, 1);
     ml_lock_release(&device->ledger->lock);
     ticket->taken = false;

@@ -67,6 +67,7 @@ int ml_window_open(ml_device *device, uint64_t max_ns, uint64_t *waited_ns) {
     uint64_t deadline_ns = ml_add_sat(start_ns, OPEN_NS), word = 0;
     *waited_ns = 0;
     /* One ticket for all tries: with new ones two could make way for each other for ever. */
+    ML_KILL_POINT("window.ticket");
     uint64_t ticket = ml_fetch_add_seq_cst(&pool->entry->window_ticket, 1) & ML_TICKET_MASK;
     for (int i = 0; i < OPEN_TRIES; i++) {
         unsigned slot = 0;

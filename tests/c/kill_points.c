@@ -9,7 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define NAMES_MAX 128
+#define NAMES_MAX 256
 
 /* Names are string constants of the program, so a child's pointer is the parent's. */
 typedef struct board {

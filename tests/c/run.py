@@ -52,7 +52,7 @@ PROGRAMS = (
     Program("test_readings", kill_points=True),
     Program("test_segment", kill_points=True),
     Program("test_housekeep", kill_points=True, tsan=True),
-    Program("test_kill", kill_points=True, valgrind=False),
+    Program("test_kill", kill_points=True, valgrind=False, long_arguments=("all",)),
     Program("test_race", tsan=True, valgrind=False, long_arguments=("20",)),
     Program(
         "storm",

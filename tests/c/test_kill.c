@@ -1,14 +1,15 @@
 /* A process is killed, and another time stopped for ever, at each named point of csrc/core. Afterwards others go on:
  * they join, publish, read, sweep, and are granted what fits; and when it is dead and swept, nothing of it is left.
  *
- *     test_kill [all | NAME]    all: every time that the point is passed, not only the first ones and the last */
+ *  *     test_kill [all | list | NAME]    all: every time that the point is passed, not only the first ones and the
+ * last; list: how often the actor passes each point, and nothing else */
 #define _GNU_SOURCE
 #include "core_help.h"
 
 #include <dirent.h>
 
 #define ROOM UINT64_C(100) /* units */
-#define POINTS_MAX 128
+#define POINTS_MAX 256
 
 static const char *const chain_keys[] = {"sim:inner", "sim:outer"};
 
@@ -79,12 +80,30 @@ static void open_meanwhile(const char *name) {
     }
 }
 
+/* Somebody closes the pool while the actor opens it. */
+static void close_meanwhile(const char *name) {
+    static bool done;
+    if (done || strcmp(name, "pool.openers") != 0) return;
+    for (unsigned p = 0; p < actor_ledger->view->pool_count; p++) {
+        ml_pool *entry = ml_view_pool(actor_ledger->view, p);
+        char key[ML_KEY_BYTES];
+        ml_words_load(entry->key, ML_KEY_WORDS, key);
+        if (strcmp(key, "sim:closing") != 0) continue;
+        uint64_t word = ml_load_acquire(&entry->state);
+        ml_store_release(&entry->state, ML_SLOT_WORD(ML_SLOT_GENERATION(word) + 1, ML_POOL_MERGED));
+        done = true;
+    }
+}
+
 static void open_others(ml_ledger *ledger) {
     ml_device *device;
     ml_pool_spec twins = {.key = "sim:unused30", .aliases = {"sim:unused31"}};
     actor_ledger = ledger;
     kill_points_hook(open_meanwhile);
     device = open_pool_of(ledger, "sim:new");
+    CHECK(device->level[0]->view->shared);
+    kill_points_hook(close_meanwhile);
+    device = open_pool_of(ledger, "sim:closing");
     CHECK(device->level[0]->view->shared);
     kill_points_hook(NULL);
     CHECK_EQ(ml_device_open(ledger, &twins, 1, &device), ML_OK); /* two entries turn out to be one pool */
@@ -156,6 +175,10 @@ static void act_with_others(ml_ledger *ledger) {
     CHECK(ml_asking_begin(asker) > 0);
     CHECK_EQ(ml_ask_send(asker, asker_pool, 1, UNIT, &ask), ML_OK); /* the hinderer never answers */
     CHECK_EQ(ml_ask_withdraw(asker, &ask), ML_OK);
+    CHECK_EQ(ml_ask_send(asker, asker_pool, ledger->seat.me, UNIT, &ask), ML_OK);
+    CHECK_EQ(ml_request_next(ledger, &request), ML_OK);
+    CHECK_EQ(ml_ask_withdraw(asker, &ask), ML_OK); /* while the victim is at it */
+    CHECK_EQ(ml_request_answer(ledger, &request, ML_ANSWER_DONE, UNIT), ML_EXPIRED);
     CHECK_EQ(ml_ask_send(asker, asker_pool, ledger->seat.me, 5 * UNIT, &ask), ML_OK);
     CHECK_EQ(ml_request_next(ledger, &request), ML_OK);
     CHECK_EQ(request.pool, pool);
@@ -182,20 +205,78 @@ static void act_with_others(ml_ledger *ledger) {
     CHECK_EQ(ml_ledger_leave(asker), ML_OK);
 }
 
+/* Foreign bytes that turn out to have been the actor's own: the reading is settled. */
+static void act_on_readings(ml_ledger *ledger) {
+    read_both(ledger, 45);
+    forward_ns += SECOND;
+    (void)read_source(ledger, 0, ROOM * UNIT, (ROOM - 60) * UNIT);
+    forward_ns += SECOND;
+    CHECK_EQ(hold(acting, 50 * UNIT), ML_OK);
+    ml_reading_op op;
+    ml_reading reading = {.total = ROOM * UNIT, .free = (ROOM - 60) * UNIT, .scope = ML_SCOPE_DEVICE};
+    CHECK_EQ(ml_reading_begin(ledger, 0, NULL, &op), ML_OK);
+    CHECK_EQ(ml_reading_end(ledger, &op, &reading), ML_OK);
+    CHECK_EQ(figures_of(acting).unaccounted, 5 * UNIT);
+    CHECK_EQ(ml_reading_settle(ledger, &op), ML_OK);
+    CHECK_EQ(figures_of(acting).unaccounted, 0);
+    ml_reading local = {.total = ROOM * UNIT, .free = ROOM * UNIT, .scope = ML_SCOPE_PROCESS};
+    CHECK_EQ(ml_reading_local(ledger, ml_device_pool(open_pool_of(ledger, "sim:new"), 0), &local), ML_OK);
+}
+
+/* A device that turns out to draw from the chain, and a floor for pins. */
+static void act_on_devices(ml_ledger *ledger) {
+    ml_device *alone = open_pool_of(ledger, "sim:alone");
+    ml_claim claim;
+    CHECK_EQ(hold(alone, 4 * UNIT), ML_OK);
+    CHECK_EQ(wait_claim(alone, 2 * UNIT, 0, &claim), ML_OK);
+    CHECK_EQ(ml_device_move(alone, acting), ML_OK);
+    CHECK_EQ(ml_claim_cancel(&claim), ML_OK);
+    CHECK_EQ(ml_device_set_floor(acting, UNIT), ML_OK);
+    uint64_t room;
+    (void)ml_device_pin_room(acting, &room);
+}
+
+static char small[OS_PATH_BYTES + 8]; /* a segment with one slot, which the actor makes */
+
+static ml_ledger *join_small(int *mode) {
+    ml_ledger *ledger = NULL;
+    ml_join_options options = {.path = small, .label = "small", .slots = 1};
+    CHECK_EQ(ml_ledger_join(&options, &ledger), ML_OK);
+    *mode = info_of(ledger).mode;
+    return ledger;
+}
+
+static void act_on_a_full_table(void) {
+    int mode;
+    ml_ledger *first = join_small(&mode);
+    CHECK_EQ(mode, ML_MODE_SHARED);
+    ml_ledger *second = join_small(&mode);
+    CHECK_EQ(mode, ML_MODE_UNREGISTERED);
+    CHECK_EQ(ml_ledger_leave(second), ML_OK);
+    CHECK_EQ(ml_ledger_leave(first), ML_OK);
+}
+
 static void act(void) {
+    act_on_a_full_table();
     ml_ledger *ledger = join();
     act_on_pools(ledger);
     act_on_claims(ledger);
     act_on_the_line(ledger);
     act_with_others(ledger);
-    read_both(ledger, 45);
-    ml_reading local = {.total = ROOM * UNIT, .free = ROOM * UNIT, .scope = ML_SCOPE_PROCESS};
-    CHECK_EQ(ml_reading_local(ledger, ml_device_pool(open_pool_of(ledger, "sim:new"), 0), &local), ML_OK);
+    act_on_readings(ledger);
+    act_on_devices(ledger);
     CHECK_EQ(hold(acting, 40 * UNIT), ML_OK);
     ml_store_release(&ledger->seat.slot->state, ledger->seat.slot_word + 256); /* the slot is lost */
     CHECK_EQ(hold(acting, 39 * UNIT), ML_SLOW_LOST);
     CHECK_EQ(ml_ledger_recover(ledger, ML_SLOW_LOST), ML_OK);
     CHECK_EQ(hold(acting, 39 * UNIT), ML_OK);
+    ml_account *part;
+    ml_amounts two = {2 * UNIT, 0, 0};
+    CHECK_EQ(ml_account_open(acting, "part", &part), ML_OK);
+    CHECK_EQ(ml_account_publish(part, &two), ML_OK);
+    CHECK_EQ(tick(ledger), ML_OK);
+    forward_ns += 61 * SECOND; /* nobody has looked at a figure for a minute */
+    CHECK_EQ(tick(ledger), ML_OK);
     CHECK_EQ(ml_ledger_leave(ledger), ML_OK);
 }
 
@@ -210,11 +291,20 @@ static void act_armed(void) {
     act();
 }
 
+/* Where the actor came to say that readings are too old, anybody may look again. */
+static void read_if_stale(ml_ledger *ledger) {
+    ml_reading reading;
+    for (unsigned p = 0; p < 2; p++)
+        if (ml_reading_get(ledger, p, &reading) != ML_OK && reading.reason == ML_REASON_STALE)
+            (void)read_source(ledger, p, ROOM * UNIT, ROOM * UNIT);
+}
+
 /* Whoever is stopped where: what fits is granted, on the chain. */
 static void others_go_on(ml_ledger *ledger, ml_device *chain) {
     ml_claim claim;
     ml_figures f;
     CHECK_EQ(hold(chain, UNIT), ML_OK);
+    read_if_stale(ledger);
     CHECK_EQ(ml_device_figures(chain, &f), ML_OK);
     CHECK(f.free <= f.total && f.total == ROOM * UNIT);
     uint64_t free_bytes = free_of(chain);
@@ -224,9 +314,30 @@ static void others_go_on(ml_ledger *ledger, ml_device *chain) {
     CHECK_EQ(ml_claim_cancel(&claim), ML_OK);
     (void)sweep(ledger);
     CHECK_EQ(tick(ledger), ML_OK);
+    read_if_stale(ledger);
     free_bytes = free_of(chain);
     CHECK_EQ(wait_claim(chain, free_bytes, 3 * SECOND, &claim), ML_OK);
     CHECK_EQ(ml_claim_cancel(&claim), ML_OK);
+}
+
+/* Who is stopped may have left its own records half written; nothing else. */
+static void only_the_stopped_are_unfinished(ml_ledger *ledger) {
+    ml_finding found[64];
+    unsigned count = ml_ledger_check(ledger, found, 64);
+    CHECK(count <= 64);
+    for (unsigned i = 0; i < count && i < 64; i++)
+        if (!CHECK(found[i].slot != ledger->seat.me && found[i].slot != ML_SLOTS_MAX))
+            printf("  invariant %u, pool %u, slot %u: %s\n", found[i].invariant, found[i].pool, found[i].slot,
+                   found[i].text);
+}
+
+/* The one slot of the small segment: taken by who is stopped, given to others when its owner is dead. */
+static void small_segment_goes_on(bool owner_may_live) {
+    int mode;
+    ml_ledger *ledger = join_small(&mode);
+    CHECK(mode == ML_MODE_SHARED || (owner_may_live && mode == ML_MODE_UNREGISTERED));
+    CHECK_EQ(findings_of(ledger) && !owner_may_live, 0);
+    CHECK_EQ(ml_ledger_leave(ledger), ML_OK);
 }
 
 /* Everybody else is dead: after the sweep only the own unit is there. */
@@ -262,6 +373,9 @@ static void nothing_is_left(ml_ledger *ledger, ml_device *chain) {
 
 static pid_t set_the_scene(void) {
     new_segment();
+    snprintf(small, sizeof small, "%s-small", path);
+    unlink(path);
+    unlink(small);
     CHECK_EQ(run_child(fill_the_table), 0);
     CHECK_EQ(run_child(be_the_dead), -SIGKILL);
     pid_t hinderer = child(be_the_hinderer);
@@ -269,6 +383,7 @@ static pid_t set_the_scene(void) {
     return hinderer;
 }
 
+/* In a process of its own: handles keep their mappings, and every fork would copy those of all runs before. */
 static void run_armed(void) {
     pid_t hinderer = set_the_scene(), actor = child(act_armed);
     CHECK_EQ(outcome(actor), -armed_signal);
@@ -277,10 +392,15 @@ static void run_armed(void) {
     if (armed_pass % 2 == 0 && armed_signal == SIGKILL) /* sweep first, or claim first */
         (void)sweep(ledger);
     others_go_on(ledger, chain);
+    only_the_stopped_are_unfinished(ledger);
+    small_segment_goes_on(armed_signal == SIGSTOP);
     if (armed_signal == SIGSTOP) end(actor);
+    small_segment_goes_on(false);
     end(hinderer);
     nothing_is_left(ledger, chain);
     ml_ledger_leave(ledger);
+    unlink(path);
+    unlink(small);
 }
 
 /* ---- the points ------------------------------------------------------------------------------------------- */
@@ -331,7 +451,7 @@ static void test_point(const char *name, unsigned passes) {
             armed_pass = pass;
             armed_signal = stop ? SIGSTOP : SIGKILL;
             CHECK_WATCHDOG(CHECK_TEST_SECONDS);
-            run_armed();
+            CHECK_EQ(run_child(run_armed), 0);
             runs++;
             failures[stop] += check_failures != before;
             if (check_failures != before)
@@ -357,6 +477,8 @@ static void test_every_point(void) {
     }
     CHECK_EQ(missing, 0);
     end(hinderer);
+    for (unsigned i = 0; i < point_count && only && strcmp(only, "list") == 0; i++)
+        printf("%-28s %u\n", points[i], passes[i]);
     for (unsigned i = 0; i < point_count; i++)
         if (passes[i] && (!only || strstr(points[i], only))) test_point(points[i], passes[i]);
 }
@@ -368,6 +490,7 @@ int main(int argc, char **argv) {
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     if (!begin()) return 2;
     int result = check_run(tests, 1, NULL);
+    unlink(small);
     finish();
     return result;
 }
