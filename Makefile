@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-C_FILES := $(shell find csrc tests/c benchmarks examples tests/fuzz -name '*.[ch]' 2>/dev/null)
+C_FILES := $(shell find csrc tests/c tests/crash tests/fuzz benchmarks examples -name '*.[ch]' 2>/dev/null)
 NATIVE_INPUTS := setup.py pyproject.toml src/memledger/_ffi_build.py $(shell find csrc -name '*.[ch]')
 
 # The C core as a library for programs without Python: cc -Icsrc/include ... build/libmemledger.a -pthread
