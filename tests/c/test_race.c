@@ -281,6 +281,134 @@ static void test_fork_while_another_thread_sweeps(void) {
     leave_all(2);
 }
 
+/* ---- what the protocols promise about other memory, in a form that ThreadSanitizer can judge ----------------
+ *
+ * Members of one process have one mapping each, so to ThreadSanitizer their words are unrelated. Here all handles use
+ * the first one's mapping, and plain memory stands for what a member frees before it publishes that it has, and fills
+ * before it publishes that it holds it. Were an ordering too weak, the plain accesses would race. */
+
+#define ITEMS 4000
+
+static uint64_t plain, plain_at[ITEMS + 1];
+
+static void share_one_mapping(void) {
+    begin(THREADS, 0);
+    ml_view *view = ledgers[0]->view;
+    for (unsigned i = 0; i < THREADS; i++) {
+        ledgers[i]->view = view; /* before the pool is opened, which is then opened there */
+        if (ledgers[i]->seat.slot) ledgers[i]->seat.slot = ml_view_slot(view, ledgers[i]->seat.me);
+        ml_pool_spec spec = {.key = "sim:one"};
+        CHECK_EQ(ml_device_open(ledgers[i], &spec, 1, &cards[i]), ML_OK);
+        CHECK_EQ(ml_device_set_limit(cards[i], 8 * UNIT), ML_OK);
+        CHECK(cards[i]->level[0]->view == view && cards[i]->level[0]->me == ledgers[i]->seat.me);
+    }
+}
+
+static ml_u64 turn;
+
+/* Whoever is granted the whole card has it alone: who had it before is done with it, by [O6] and by the change counter,
+ * which every grant raises; with the counter's order taken away a relaxed word is found here. They take turns by a word
+ * that orders nothing. */
+static void *use_the_card(void *context) {
+    uintptr_t me = (uintptr_t)context;
+    ml_amounts all = {8 * UNIT, 0, 0}, none = {0, 0, 0};
+    for (unsigned i = 0; i < ITEMS / THREADS; i++) {
+        ml_claim claim;
+        while (ml_load_relaxed(&turn) % THREADS != me) os_yield();
+        while (ml_claim_try(ml_device_account(cards[me]), 8 * UNIT, 0, 0, &claim) != ML_OK) os_yield();
+        plain++;
+        note(ml_claim_publish(&claim, &all) == ML_OK);
+        plain++;
+        note(ml_claim_settle(&claim, &none) == ML_OK);
+        ml_store_relaxed(&turn, ml_load_relaxed(&turn) + 1);
+    }
+    return NULL;
+}
+
+static void test_a_grant_orders_other_memory(void) {
+    share_one_mapping();
+    pthread_t threads[THREADS];
+    ml_store_relaxed(&turn, 0);
+    for (uintptr_t i = 0; i < THREADS; i++) CHECK_EQ(pthread_create(&threads[i], NULL, use_the_card, (void *)i), 0);
+    for (unsigned i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
+    CHECK_EQ(ml_load_relaxed(&errors), 0);
+    CHECK_EQ(plain, 2 * ITEMS);
+    leave_all(THREADS);
+}
+
+static void *publish_items(void *context) {
+    (void)context;
+    for (unsigned i = 1; i <= ITEMS; i++) {
+        plain_at[i] = i;
+        note(publish(ml_device_account(cards[0]), i) == ML_OK);
+    }
+    ml_store_relaxed(&stop, 1);
+    return NULL;
+}
+
+/* Who reads i as held sees what was done before i was published [O1], [O2]. */
+static void *read_items(void *context) {
+    uintptr_t me = (uintptr_t)context;
+    const ml_local_pool *pool = cards[me]->level[0];
+    const ml_record *record = ml_view_record(pool->view, pool->index, ledgers[0]->seat.me);
+    do {
+        ml_figure f;
+        uint64_t version;
+        if (!ml_record_read(record, &f, &version)) continue;
+        note(f.held <= ITEMS && f.releasable == f.held && plain_at[f.held] == f.held);
+    } while (!ml_load_relaxed(&stop));
+    return NULL;
+}
+
+static void test_a_record_orders_other_memory(void) {
+    share_one_mapping();
+    pthread_t writer, readers[THREADS - 1];
+    CHECK_EQ(pthread_create(&writer, NULL, publish_items, NULL), 0);
+    for (uintptr_t i = 1; i < THREADS; i++) CHECK_EQ(pthread_create(&readers[i - 1], NULL, read_items, (void *)i), 0);
+    pthread_join(writer, NULL);
+    for (unsigned i = 1; i < THREADS; i++) pthread_join(readers[i - 1], NULL);
+    CHECK_EQ(ml_load_relaxed(&errors), 0);
+    leave_all(THREADS);
+}
+
+static void *take_readings(void *context) {
+    (void)context;
+    unsigned pool = ml_device_pool(cards[0], 0);
+    for (unsigned i = 1; i <= ITEMS; i++) {
+        ml_reading_op op;
+        ml_reading reading = {.total = 2 * ITEMS, .free = i, .reserved = i / 2, .scope = ML_SCOPE_DEVICE};
+        plain_at[i] = i;
+        note(ml_reading_begin(ledgers[0], pool, NULL, &op) == ML_OK);
+        note(ml_reading_end(ledgers[0], &op, &reading) >= ML_OK);
+        note(ml_reading_settle(ledgers[0], &op) >= ML_OK);
+    }
+    ml_store_relaxed(&stop, 1);
+    return NULL;
+}
+
+/* The same for a reading: by `newest`, and by the cell's fields [O4]. */
+static void *use_readings(void *context) {
+    uintptr_t me = (uintptr_t)context;
+    do {
+        ml_reading reading;
+        if (ml_reading_get(ledgers[me], ml_device_pool(cards[me], 0), &reading) != ML_OK) continue;
+        note(reading.free <= ITEMS && reading.reserved == reading.free / 2 && plain_at[reading.free] == reading.free);
+    } while (!ml_load_relaxed(&stop));
+    return NULL;
+}
+
+static void test_a_reading_orders_other_memory(void) {
+    share_one_mapping();
+    memset(plain_at, 0, sizeof plain_at);
+    pthread_t writer, readers[THREADS - 1];
+    CHECK_EQ(pthread_create(&writer, NULL, take_readings, NULL), 0);
+    for (uintptr_t i = 1; i < THREADS; i++) CHECK_EQ(pthread_create(&readers[i - 1], NULL, use_readings, (void *)i), 0);
+    pthread_join(writer, NULL);
+    for (unsigned i = 1; i < THREADS; i++) pthread_join(readers[i - 1], NULL);
+    CHECK_EQ(ml_load_relaxed(&errors), 0);
+    leave_all(THREADS);
+}
+
 int main(int argc, char **argv) {
     static const check_test tests[] = {
         TEST(test_threads_of_one_handle),
@@ -288,6 +416,9 @@ int main(int argc, char **argv) {
         TEST(test_threads_of_four_handles),
         TEST(test_segment_vanishes_under_threads),
         TEST(test_fork_while_another_thread_sweeps),
+        TEST(test_a_grant_orders_other_memory),
+        TEST(test_a_record_orders_other_memory),
+        TEST(test_a_reading_orders_other_memory),
     };
     char folder[] = "/dev/shm/ml-race-XXXXXX";
     if (!mkdtemp(folder)) return 2;
