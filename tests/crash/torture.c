@@ -24,9 +24,10 @@
 #define WORKERS 6
 #define ROOM 60u /* units; all growth is claimed, so no more are ever taken */
 #define CLAIMS 3
-#define LIFE 3000u      /* steps, then a worker leaves and another comes */
+#define LIFE 1000u      /* steps of one member */
+#define LIVES 4u        /* members that a process is, then another process comes */
 #define QUIET_S 60      /* until everybody stands still, on a machine that others use too */
-#define GROWTH_KIB 4096 /* of a process, between its first quiet point and its end */
+#define GROWTH_KIB 1024 /* of a worker after its first life, of the controller after the first quiet point */
 
 typedef struct book { /* what a worker says of itself; it is alone in writing, but for the controller after its death */
     ml_u64 parked;    /* the quiet point at which it stands */
@@ -308,23 +309,29 @@ static void step(void) {
     ml_fetch_add_seq_cst(&mine->steps, 1);
 }
 
+/* As one member after the other: joins, does what chance wants, leaves, and nothing of the handle stays. */
 static void live(void) {
     uint64_t kib = 0;
     unsigned files = 0;
-    MUST(enter());
-    for (unsigned i = 0; i < LIFE && !ml_load_acquire(&shared->quit); i++) {
-        uint64_t quiet = ml_load_acquire(&shared->quiet);
-        if (quiet) stand_still(quiet);
-        if (i == LIFE / 10) {
+    for (unsigned life = 0; life < LIVES && !ml_load_acquire(&shared->quit); life++) {
+        memset(claims, 0, sizeof claims);
+        held = 0;
+        MUST(enter());
+        for (unsigned i = 0; i < LIFE && !ml_load_acquire(&shared->quit); i++) {
+            uint64_t quiet = ml_load_acquire(&shared->quiet);
+            if (quiet) stand_still(quiet);
+            step();
+        }
+        be_sure_of(0);
+        MUST(ml_ledger_leave(ledger) == ML_OK);
+        ml_ledger_free(ledger);
+        ml_fetch_add_seq_cst(&mine->leaves, 1);
+        if (life == 0) {
             kib = resident_kib();
             files = descriptors();
         }
-        step();
     }
     if (kib) MUST(resident_kib() < kib + GROWTH_KIB && descriptors() == files);
-    be_sure_of(0);
-    MUST(ml_ledger_leave(ledger) == ML_OK);
-    ml_fetch_add_seq_cst(&mine->leaves, 1);
 }
 
 /* ---- the auditor ------------------------------------------------------------------------------------------- */
