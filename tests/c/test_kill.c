@@ -313,6 +313,8 @@ static void others_go_on(ml_ledger *ledger, ml_device *chain) {
     CHECK_EQ(claim.checked, 1);
     CHECK_EQ(ml_claim_cancel(&claim), ML_OK);
     (void)sweep(ledger);
+    /* Nor does a sweeper that is stopped keep what the dead one had. */
+    CHECK(ml_load_acquire(&ml_view_slot(ledger->view, 0)->state) != ML_SLOT_WORD(2, ML_SLOT_LIVE));
     CHECK_EQ(tick(ledger), ML_OK);
     read_if_stale(ledger);
     free_bytes = free_of(chain);
@@ -440,6 +442,7 @@ static void find_points(void) {
 }
 
 static bool every_pass;
+static unsigned all_runs;
 
 static void test_point(const char *name, unsigned passes) {
     unsigned failures[2] = {0, 0}, runs = 0;
@@ -453,6 +456,7 @@ static void test_point(const char *name, unsigned passes) {
             CHECK_WATCHDOG(CHECK_TEST_SECONDS);
             CHECK_EQ(run_child(run_armed), 0);
             runs++;
+            all_runs++;
             failures[stop] += check_failures != before;
             if (check_failures != before)
                 printf("  at %s, pass %u of %u, %s\n", name, pass, passes, stop ? "stopped" : "killed");
@@ -481,6 +485,7 @@ static void test_every_point(void) {
         printf("%-28s %u\n", points[i], passes[i]);
     for (unsigned i = 0; i < point_count; i++)
         if (passes[i] && (!only || strstr(points[i], only))) test_point(points[i], passes[i]);
+    printf("%u points, %u runs\n", point_count, all_runs);
 }
 
 int main(int argc, char **argv) {
