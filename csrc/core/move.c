@@ -245,6 +245,9 @@ static void after_fork_in_parent(void *context) {
 static void after_fork_in_child(void *context) {
     ml_ledger *ledger = context;
     ledger->plain_cookie = 0;
+    /* Where a child inherits the parent's locks, they would live as long as it does. */
+    os_token_drop(&ledger->seat.token);
+    for (unsigned n = 0; n < ledger->pool_count; n++) os_token_drop(&ledger->pool[n].refresher);
     for (size_t i = 0; i < sizeof ledger->sweeps / sizeof *ledger->sweeps; i++) {
         if (ledger->sweeps[i]) os_probe_close(ledger->sweeps[i]);
         ledger->sweeps[i] = NULL;

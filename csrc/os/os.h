@@ -107,7 +107,8 @@ typedef enum os_lock_kind {
 os_lock_kind os_lock_kind_of(const char *path, os_error *error);
 
 /* An exclusive lock with the life of the address space: holds no descriptor, is not inherited by any kind of
- * child, does not end with a thread, cannot be lost by closing descriptors. */
+ * child, does not end with a thread, cannot be lost by closing descriptors. Weaker on macOS (a descriptor) and in
+ * qemu's user mode: there a child inherits it, and lets go of it in its fork hook only. */
 typedef struct os_token {
     void *page;     /* NULL: not held */
     uint64_t extra; /* for the system's file only */

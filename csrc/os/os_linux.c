@@ -21,6 +21,8 @@
 #define EINTR_TRIES 100
 #define WAIT_MAX_NS 3600000000000ull
 #define WAIT_STEP_NS 1000000ull
+#define NO_SUCH_ADVICE 9999 /* to madvise */
+#define INHERITED 0         /* in os_token.extra: a child has it too; else the pid of the only process that has */
 
 /* ---- time, identity, chance ------------------------------------------------------------------------------ */
 
@@ -140,6 +142,12 @@ int os_sys_ofd_get(int fd, unsigned index, bool *held) {
     return code;
 }
 
+/* Something that takes an advice which does not exist follows none (qemu's user mode): what a mapping is advised about
+ * forks means nothing there. */
+static bool advice_is_followed(void *page, size_t length_bytes) {
+    return madvise(page, length_bytes, NO_SUCH_ADVICE) != 0;
+}
+
 /* A mapping keeps the open file description, and with it the lock, alive without a descriptor: closing every
  * descriptor does not lose it, and MADV_DONTFORK keeps it out of any child, raw clone included. At death the kernel
  * gives the mapping back after the descriptors, so the lock is seen free only when those of a driver are closed. */
@@ -154,15 +162,16 @@ os_status os_sys_token_keep(int fd, os_token *out, os_error *error) {
         status = os_fail(error, OS_UNSUPPORTED, "madvise", errno);
         munmap(page, length);
     } else {
-        *out = (os_token){.page = page, .extra = (uint64_t)getpid()};
+        *out = (os_token){.page = page, .extra = advice_is_followed(page, length) ? (uint64_t)getpid() : INHERITED};
     }
     close(fd);
     return status;
 }
 
-/* A child has nothing mapped there, or something of its own by now; hence the look at the pid. */
+/* A child that inherited nothing may have something of its own there by now; hence the look at the pid. */
 void os_token_drop(os_token *token) {
-    if (token->page != NULL && token->extra == (uint64_t)getpid()) munmap(token->page, (size_t)sysconf(_SC_PAGESIZE));
+    bool here = token->extra == INHERITED || token->extra == (uint64_t)getpid();
+    if (token->page != NULL && here) munmap(token->page, (size_t)sysconf(_SC_PAGESIZE));
     *token = (os_token){0};
 }
 
@@ -172,7 +181,7 @@ const volatile uint64_t *os_cookie_new(uint64_t value) {
     size_t length = (size_t)sysconf(_SC_PAGESIZE);
     uint64_t *page = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (page == MAP_FAILED) return NULL;
-    if (madvise(page, length, MADV_WIPEONFORK) != 0) {
+    if (madvise(page, length, MADV_WIPEONFORK) != 0 || !advice_is_followed(page, length)) {
         munmap(page, length);
         return NULL;
     }

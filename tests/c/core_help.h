@@ -15,20 +15,23 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#ifndef _WIN32
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
-#include <unistd.h>
+#endif
 
 #define UNIT UINT64_C(4096)
 #define GIB (UINT64_C(1) << 30)
 #define SECOND UINT64_C(1000000000)
 #define CARD "sim:card"
+#define TEST_FOLDER_BYTES 300
 
-static char folder[64];
+static char folder[TEST_FOLDER_BYTES];
 static char path[OS_PATH_BYTES];
 
 /* ---- the clock ------------------------------------------------------------------------------------------- */
@@ -176,6 +179,10 @@ static inline int tick(ml_ledger *ledger) {
 
 /* ---- children -------------------------------------------------------------------------------------------- */
 
+#ifdef _WIN32
+#include "windows_help.h"
+#else
+
 /* In a session of its own, so that stopping it hangs nobody up; it dies with its parent and by its watchdog. */
 static inline pid_t child(void (*body)(void)) {
     fflush(stdout);
@@ -209,6 +216,31 @@ static inline int run_child(void (*body)(void)) {
     return outcome(child(body));
 }
 
+static inline void die(int signal) {
+    kill(getpid(), signal);
+}
+
+static inline bool make_folder(void) {
+    snprintf(folder, sizeof folder, "/dev/shm/ml-core-XXXXXX");
+    return mkdtemp(folder) != NULL;
+}
+
+#endif
+
+/* A program of these tests that may have been started as its own child (only Windows does that). True: it was, and
+ * *result is its exit status. */
+static inline bool was_child(const check_test *bodies, size_t count, int argc, char **argv, int *result) {
+#ifdef _WIN32
+    program = argv[0];
+#endif
+    if (argc != 4 || strcmp(argv[1], "child") != 0) return false;
+    snprintf(path, sizeof path, "%s", argv[3]);
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(bodies[i].name, argv[2]) == 0) bodies[i].run();
+    *result = 1; /* each ends by itself */
+    return true;
+}
+
 /* ---- the folder ------------------------------------------------------------------------------------------ */
 
 static inline void new_segment(void) {
@@ -218,9 +250,8 @@ static inline void new_segment(void) {
 }
 
 static inline int begin(void) {
-    snprintf(folder, sizeof folder, "/dev/shm/ml-core-XXXXXX");
     kill_points_share();
-    if (!mkdtemp(folder)) return 0;
+    if (!make_folder()) return 0;
     new_segment();
     return 1;
 }

@@ -6,8 +6,10 @@
 
 #include <signal.h>
 #include <string.h>
+#ifndef _WIN32
 #include <sys/mman.h>
 #include <unistd.h>
+#endif
 
 #define NAMES_MAX 256
 
@@ -28,10 +30,17 @@ static struct {
     int signal;
 } armed;
 
+#ifdef _WIN32 /* no child is a copy of its parent, and nothing can be stopped */
+#define kill_self(signal) ((void)(signal))
+void kill_points_share(void) {
+}
+#else
+#define kill_self(signal) ((void)kill(getpid(), signal))
 void kill_points_share(void) {
     void *page = mmap(NULL, sizeof *counts, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (page != MAP_FAILED) counts = page;
 }
+#endif
 
 void kill_points_clear(void) {
     memset((void *)counts, 0, sizeof *counts);
@@ -71,7 +80,7 @@ void ml_kill_point(const char *name) {
     count(name);
     if (armed.name && strcmp(armed.name, name) == 0 && --armed.left == 0) {
         armed.name = NULL;
-        kill(getpid(), armed.signal);
+        kill_self(armed.signal);
     }
     if (!hook) return;
     current = NULL;

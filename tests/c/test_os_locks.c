@@ -34,6 +34,13 @@ static void stay(void) {
     for (;;) pause();
 }
 
+/* qemu's user mode follows no advice about forks, so only children that run a fork hook let go of a token there. */
+static bool emulated(const char *what) {
+    bool yes = getenv("TEST_EMULATOR") != NULL;
+    if (yes) printf("emulated, so not tested: %s\n", what);
+    return yes;
+}
+
 /* ---- tokens ---------------------------------------------------------------------------------------------- */
 
 static void note_child(pid_t pid) {
@@ -49,7 +56,7 @@ static void hold_with_children(void) {
     note_child(pid);
     pid = raw_clone();
     if (pid == 0)
-        for (;;) syscall(SYS_pause);
+        for (;;) syscall(SYS_ppoll, NULL, 0, NULL, NULL, 0);
     note_child(pid);
     pid = fork();
     if (pid == 0) {
@@ -68,6 +75,7 @@ static void hold_with_children(void) {
 }
 
 static void test_no_kind_of_child_keeps_a_dead_owners_token(void) {
+    if (emulated("children that keep no token")) return;
     prepare();
     pid_t holder = child(hold_with_children);
     CHECK(wait_value(&shared->ready, 1));
@@ -83,6 +91,7 @@ static void test_no_kind_of_child_keeps_a_dead_owners_token(void) {
 }
 
 static void test_token_outlasts_children_that_end(void) {
+    if (emulated("a child's own mapping in a token's place")) return;
     prepare();
     os_token token = take(8);
     for (int i = 0; i < 3; i++) {
@@ -284,6 +293,7 @@ static void *take_and_drop(void *context) {
 }
 
 static void test_children_forked_while_threads_take_tokens_inherit_none(void) {
+    if (emulated("children forked while threads take tokens")) return;
     pthread_t threads[TAKERS];
     pid_t pids[FORKS];
     prepare();
@@ -421,6 +431,10 @@ static void test_token_is_taken_also_under_the_callers_guard(void) {
 }
 
 static void test_cookie_is_zero_in_every_child(void) {
+    if (emulated("memory that a child sees wiped")) {
+        CHECK(os_cookie_new(77) == NULL); /* it is not promised, either */
+        return;
+    }
     const volatile uint64_t *cookie = os_cookie_new(77);
     if (!CHECK(cookie != NULL)) return;
     fflush(stdout);

@@ -15,7 +15,7 @@ static uint64_t sum_committed(ml_ledger *ledger, unsigned pool) {
 static void join_hold_and_die(void) {
     ml_ledger *ledger = join();
     hold(open_card(ledger, 0), 3 * UNIT);
-    kill(getpid(), check_failures ? SIGTERM : SIGKILL);
+    die(check_failures ? SIGTERM : SIGKILL);
 }
 
 static void test_full_table_leaves_the_fifth_unregistered(void) {
@@ -171,6 +171,8 @@ static void test_recycled_pool_is_noticed_by_the_tick(void) {
 
 /* ---- a segment that vanishes or is replaced -------------------------------------------------------------- */
 
+#ifndef _WIN32 /* a mapped file keeps its name and its size there */
+
 static void test_vanished_segment_heals(void) {
     new_segment();
     ml_ledger *a = join(), *b = join();
@@ -240,18 +242,25 @@ static void test_cut_segment_raises_no_sigbus(void) {
     CHECK_EQ(run_child(live_through_a_cut), 0);
 }
 
+#endif
+
 /* ---- foreign, corrupt ------------------------------------------------------------------------------------ */
 
-static void put_file(const void *bytes, size_t length, mode_t mode) {
-    unlink(path);
-    int fd = open(path, O_CREAT | O_EXCL | O_RDWR, 0600);
-    CHECK(fd >= 0 && (length == 0 || write(fd, bytes, length) == (ssize_t)length) && fchmod(fd, mode) == 0);
+#ifndef O_BINARY
+#define O_BINARY 0 /* Windows would else write two bytes for some */
+#endif
+
+/* Under a new name, since Windows removes no file that is mapped. */
+static void put_file(const void *bytes, size_t length) {
+    new_segment();
+    int fd = open(path, O_CREAT | O_EXCL | O_RDWR | O_BINARY, 0600);
+    CHECK(fd >= 0 && (length == 0 || write(fd, bytes, (unsigned)length) == (int)length));
     close(fd);
 }
 
 static size_t get_file(unsigned char *bytes, size_t capacity) {
-    int fd = open(path, O_RDONLY);
-    ssize_t length = fd < 0 ? 0 : read(fd, bytes, capacity);
+    int fd = open(path, O_RDONLY | O_BINARY);
+    int length = fd < 0 ? 0 : (int)read(fd, bytes, (unsigned)capacity);
     if (fd >= 0) close(fd);
     return length < 0 ? 0 : (size_t)length;
 }
@@ -287,17 +296,19 @@ static void test_foreign_file_is_left_alone(void) {
     ml_ledger_leave(a);
     size_t length = get_file(original, sizeof original);
     CHECK(length > 4096 && length < sizeof original);
-    put_file("", 0, 0600);
+    put_file("", 0);
     check_refused(ML_ERR_FOREIGN, "size");
-    put_file("short", 5, 0600);
+    put_file("short", 5);
     check_refused(ML_ERR_FOREIGN, "size");
     memset(changed, 0x5a, sizeof changed);
-    put_file(changed, 65536, 0600);
+    put_file(changed, 65536);
     check_refused(ML_ERR_FOREIGN, "header");
-    put_file(original, length, 0640);
+    put_file(original, length - 16384); /* the header promises more */
+    check_refused(ML_ERR_FOREIGN, "header");
+#ifndef _WIN32
+    put_file(original, length);
+    CHECK_EQ(chmod(path, 0640), 0);
     check_refused(ML_ERR_FOREIGN, "mode");
-    put_file(original, length - 16384, 0600); /* the header promises more */
-    check_refused(ML_ERR_FOREIGN, "header");
     unlink(path);
     CHECK_EQ(symlink("/dev/null", path), 0);
     a = join_with(2);
@@ -309,8 +320,9 @@ static void test_foreign_file_is_left_alone(void) {
     CHECK_EQ(info_of(a).mode, ML_MODE_PRIVATE);
     ml_ledger_leave(a);
     rmdir(path);
+#endif
     /* It goes away: what was held alone is carried over. */
-    put_file("short", 5, 0600);
+    put_file("short", 5);
     a = join_with(2);
     ml_device *card = open_card(a, 100 * UNIT);
     ml_claim claim;
@@ -332,7 +344,7 @@ static void put_changed(size_t length, size_t field, uint64_t value) {
     unsigned char *copy = malloc(length);
     memcpy(copy, original, length);
     memcpy(copy + field, &value, sizeof value);
-    put_file(copy, length, 0600);
+    put_file(copy, length);
     free(copy);
 }
 
@@ -396,7 +408,7 @@ static void test_random_bytes_are_harmless(void) {
             memcpy(changed + i, &value, 8);
         }
         memcpy(changed, original, 4096);
-        put_file(changed, length, 0600);
+        put_file(changed, length);
         ml_ledger *a = join_with(2);
         ml_device *card = open_card(a, 100 * UNIT);
         ml_claim claim;
@@ -445,7 +457,7 @@ static void make_newer(unsigned char *base, uint64_t size, void *context) {
     ml_store_relaxed(&h->layout, (uint64_t)ML_LAYOUT_MAJOR << 32 | (ML_LAYOUT_MINOR + 5));
     ml_store_relaxed(&h->size_bytes, size);
     ml_store_relaxed(&h->fingerprint, 12345);
-    ml_store_relaxed(&h->lock_kind, OS_LOCKS_OFD);
+    ml_store_relaxed(&h->lock_kind, os_lock_kind_of(path, NULL));
     ml_store_relaxed(&h->slot_count, s->slots);
     ml_store_relaxed(&h->pool_count, s->pools);
     ml_store_relaxed(&h->slot_stride, sizeof(ml_slot) + 192);
@@ -625,6 +637,8 @@ static void test_full_pool_table_opens_privately_then_moves_over(void) {
     ml_ledger_leave(b);
 }
 
+#ifndef _WIN32 /* nothing is stopped there from outside, and nothing forks */
+
 static void stop_with_the_table_locked(void) {
     ml_ledger *ledger = join();
     kill_points_arm("pool.key", 1, SIGSTOP);
@@ -698,6 +712,41 @@ static void test_forked_child_has_a_slot_of_its_own(void) {
     CHECK_EQ(findings_of(parents), 0);
     ml_ledger_leave(parents);
 }
+
+static volatile pid_t *orphan; /* shared with children */
+
+static void leave_an_orphan(void) {
+    ml_ledger *ledger = join();
+    hold(open_card(ledger, 0), 3 * UNIT);
+    CHECK_EQ(read_source(ledger, 0, 100 * UNIT, 90 * UNIT), ML_OK);
+    pid_t pid = fork();
+    if (pid == 0) {
+        CHECK_WATCHDOG(CHECK_TEST_SECONDS);
+        for (;;) pause();
+    }
+    *orphan = pid;
+    die(check_failures ? SIGTERM : SIGKILL);
+}
+
+/* It never uses the ledger. What it inherited must not make its parent look alive: not where a token is a descriptor
+ * (macOS), nor where the advice to keep a mapping from children is not followed (qemu's user mode). */
+static void test_child_that_outlives_its_parent_keeps_none_of_its_bytes(void) {
+    new_segment();
+    ml_ledger *a = join();
+    ml_device *card = open_card(a, 100 * UNIT);
+    orphan = mmap(NULL, sizeof *orphan, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (!CHECK(orphan != MAP_FAILED)) return;
+    CHECK_EQ(run_child(leave_an_orphan), -SIGKILL);
+    CHECK_EQ(kill(*orphan, 0), 0);
+    CHECK_EQ(sweep(a), 3 * UNIT);
+    CHECK_EQ(committed(card, 0), 0);
+    CHECK_EQ(sum_committed(a, 0), 0);
+    CHECK(kill(*orphan, SIGKILL) == 0);
+    CHECK_EQ(findings_of(a), 0);
+    ml_ledger_leave(a);
+}
+
+#endif
 
 /* ---- check ----------------------------------------------------------------------------------------------- */
 
@@ -779,7 +828,7 @@ static void test_image_says_what_is_there(void) {
     ml_ledger_info info;
     CHECK_EQ(ml_image_open(path, &image, &info), ML_ERR_ABSENT);
     CHECK(image == NULL);
-    put_file("short", 5, 0600);
+    put_file("short", 5);
     CHECK_EQ(ml_image_open(path, &image, &info), ML_ERR_FOREIGN);
     unlink(path);
     ml_ledger *a = join();
@@ -801,6 +850,9 @@ static void test_image_says_what_is_there(void) {
 }
 
 int main(int argc, char **argv) {
+    static const check_test bodies[] = {TEST(join_hold_and_die)};
+    int result;
+    if (was_child(bodies, sizeof bodies / sizeof *bodies, argc, argv, &result)) return result;
     static const check_test tests[] = {
         TEST(test_full_table_leaves_the_fifth_unregistered),
         TEST(test_bad_options_are_refused),
@@ -808,9 +860,6 @@ int main(int argc, char **argv) {
         TEST(test_lost_slot_is_rejoined_with_bytes_counted_once),
         TEST(test_lost_slot_is_noticed_by_the_tick),
         TEST(test_recycled_pool_is_noticed_by_the_tick),
-        TEST(test_vanished_segment_heals),
-        TEST(test_replaced_segment_converges),
-        TEST(test_cut_segment_raises_no_sigbus),
         TEST(test_foreign_file_is_left_alone),
         TEST(test_corrupt_header_is_refused),
         TEST(test_random_bytes_are_harmless),
@@ -819,14 +868,20 @@ int main(int argc, char **argv) {
         TEST(test_two_names_of_one_pool_share_one_record),
         TEST(test_pool_that_nobody_has_open_is_recycled),
         TEST(test_full_pool_table_opens_privately_then_moves_over),
-        TEST(test_table_locked_by_a_stopped_process),
-        TEST(test_forked_child_has_a_slot_of_its_own),
         TEST(test_check_finds_an_unreadable_record),
         TEST(test_check_finds_each_broken_invariant),
         TEST(test_image_says_what_is_there),
+#ifndef _WIN32
+        TEST(test_vanished_segment_heals),
+        TEST(test_replaced_segment_converges),
+        TEST(test_cut_segment_raises_no_sigbus),
+        TEST(test_table_locked_by_a_stopped_process),
+        TEST(test_forked_child_has_a_slot_of_its_own),
+        TEST(test_child_that_outlives_its_parent_keeps_none_of_its_bytes),
+#endif
     };
     if (!begin()) return 2;
-    int result = CHECK_MAIN(tests, argc, argv);
+    result = CHECK_MAIN(tests, argc, argv);
     finish();
     return result;
 }
