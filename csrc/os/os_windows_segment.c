@@ -16,7 +16,10 @@
 /* ---- names and users ------------------------------------------------------------------------------------- */
 
 bool os_win_path(const char *path, wchar_t wide[OS_PATH_BYTES]) {
-    return MultiByteToWideChar(CP_UTF8, MB_ERR_INVALID_CHARS, path, -1, wide, OS_PATH_BYTES) > 0;
+    if (MultiByteToWideChar(CP_UTF8, MB_ERR_INVALID_CHARS, path, -1, wide, OS_PATH_BYTES) <= 0) return false;
+    for (wchar_t *c = wide; *c != L'\0'; c++)
+        if (*c == L'/') *c = L'\\'; /* the system takes both; what looks for the folder's end knows one */
+    return true;
 }
 
 /* From the user's profile, not from the environment, which sandboxes scrub. */
