@@ -1,9 +1,10 @@
 """Builds the C core and its tests, runs them, and prints one line per program and build.
 
-    python tests/c/run.py [--only NAME] [--long] [--valgrind] [--keep]
+    python tests/c/run.py [--only NAME] [--build NAME] [--long] [--valgrind] [--keep]
 
 Needs nothing but a C compiler. A build whose tool is missing is shown as skipped; with CI set in
-the environment it is a failure. A program that exits with 77 has skipped itself.
+the environment it is a failure. A program that exits with 77 has skipped itself. The builds for
+other systems and CPUs are in platforms.py beside this file.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
+
+from platforms import BUILDS_ELSEWHERE, Build, Program, check_macos, core_sources
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -28,32 +30,18 @@ WRAPPED = ("os_now_ns", "os_boottime_ns", "ml_record_read")  # core_help.h
 SKIPPED = 77
 
 
-@dataclass(frozen=True)
-class Program:
-    """One executable. `core`: linked with csrc/core, else with csrc/os alone. `kill_points`: with
-    kill_points.c and core_help.h. `delays`: has kill points of its own."""
-
-    name: str
-    core: bool = True
-    kill_points: bool = False
-    delays: bool = False
-    tsan: bool = False
-    valgrind: bool = True
-    arguments: tuple[str, ...] = ()
-    long_arguments: tuple[str, ...] = ()
-    patience_s: int = 300
-
-
 PROGRAMS = (
-    Program("test_os", core=False, tsan=True),
+    Program("test_os", core=False, tsan=True, windows=True),
     Program("test_os_segment", core=False, tsan=True),
     Program("test_os_locks", core=False, tsan=True),
-    Program("test_core", kill_points=True),
-    Program("test_readings", kill_points=True),
-    Program("test_segment", kill_points=True),
+    Program("test_core", kill_points=True, windows=True),
+    Program("test_readings", kill_points=True, windows=True),
+    Program("test_segment", kill_points=True, windows=True),
     Program("test_housekeep", kill_points=True, tsan=True),
     Program("test_kill", kill_points=True, valgrind=False, long_arguments=("all",)),
-    Program("test_race", tsan=True, valgrind=False, long_arguments=("20",)),
+    Program(
+        "test_race", tsan=True, valgrind=False, windows=True, threads=True, long_arguments=("20",)
+    ),
     Program(
         "storm",
         delays=True,
@@ -63,14 +51,6 @@ PROGRAMS = (
         patience_s=900,
     ),
 )
-
-
-@dataclass(frozen=True)
-class Build:
-    name: str
-    compiler: str
-    flags: tuple[str, ...]
-    environment: tuple[tuple[str, str], ...] = ()
 
 
 # A handle and its mappings stay for the life of the process, by design: no leak check.
@@ -87,12 +67,9 @@ VALGRIND = Build("valgrind", "gcc", ("-O1",))
 SANITIZED = ("asan", "tsan", "valgrind")
 
 
-def sources(program: Program) -> list[str]:
-    """The sources of one program, for this operating system (Linux)."""
-    found = [HERE / f"{program.name}.c"]
-    found += [ROOT / "csrc/os/os_linux.c", ROOT / "csrc/os/os_fork.c"]
-    found += sorted((ROOT / "csrc/os").glob("os_posix*.c"))
-    found += sorted((ROOT / "csrc/core").glob("*.c")) if program.core else []
+def sources(program: Program, build: Build) -> list[str]:
+    """The sources of one program, for the build's operating system."""
+    found = [HERE / f"{program.name}.c", *core_sources(build.system, program.core)]
     found += [HERE / "kill_points.c"] if program.kill_points else []
     found += [] if program.core else [ROOT / "csrc/os/os_test.c"]
     return [str(path) for path in found]
@@ -101,12 +78,13 @@ def sources(program: Program) -> list[str]:
 def command(program: Program, build: Build, output: Path) -> list[str]:
     """The compiler's command line."""
     line = [build.compiler, "-std=c11", "-g", *WARNINGS, *build.flags]
-    line += [f"-I{ROOT / 'csrc'}", f"-I{HERE}", "-pthread"]
+    line += [f"-I{ROOT / 'csrc'}", f"-I{HERE}"]
+    line += ["-pthread"] if build.system != "windows" or program.threads else []
     line += ["-DML_KILL_POINTS"] if program.kill_points or program.delays else []
     line += [f"-Wl,--wrap={name}" for name in WRAPPED] if program.kill_points else []
     line += ["-DTEST_SANITIZED"] if build.name in SANITIZED else []
     line += [] if program.core else ["-DOS_TEST_HOOKS"]
-    return [*line, *sources(program), "-o", str(output)]
+    return [*line, *sources(program, build), *build.libraries, "-o", str(output)]
 
 
 def run(line: list[str], patience_s: int, environment: dict[str, str]) -> tuple[int, str]:
@@ -130,13 +108,13 @@ def run(line: list[str], patience_s: int, environment: dict[str, str]) -> tuple[
 
 def one(program: Program, build: Build, folder: Path, long: bool) -> tuple[str, str]:
     """Builds and runs; verdict and output."""
-    output = folder / f"{program.name}-{build.name}"
-    environment = {**os.environ, **dict(build.environment)}
+    output = folder / f"{program.name}-{build.name}{'.exe' if build.system == 'windows' else ''}"
+    environment = {**os.environ, **build.variables(folder)}
     status, text = run(command(program, build, output), 300, environment)
     if status != 0:
         return "does not build", text
     arguments = program.long_arguments if long and program.long_arguments else program.arguments
-    line = [str(output), *arguments]
+    line = [*build.emulator(), str(output), *arguments]
     if build.name == "valgrind":
         line = ["valgrind", "-q", "--error-exitcode=9", "--trace-children=no", *line]
     status, text = run(line, program.patience_s * (4 if long else 1), environment)
@@ -146,12 +124,51 @@ def one(program: Program, build: Build, folder: Path, long: bool) -> tuple[str, 
 
 
 def wanted(program: Program, build: Build) -> bool:
-    """Threads are for ThreadSanitizer; storms are for real speed."""
+    """Threads are for ThreadSanitizer; what forks and stops is not for Windows."""
+    if build.system == "windows":
+        return program.windows
     if build.name == "tsan":
         return program.tsan
     if build.name == "valgrind":
         return program.valgrind
     return True
+
+
+def show(build: str, program: str, verdict: str, start: float, text: str) -> bool:
+    """One row, and the whole output where something is wrong; True where nothing is."""
+    strict = os.environ.get("CI", "") not in ("", "0")
+    good = verdict == "ok" or (verdict.startswith("skipped") and not strict)
+    note = text.strip().splitlines()[-1] if text.strip() and good else ""
+    seconds = time.monotonic() - start
+    print(f"{build:13} {program:16} {verdict:16} {seconds:6.1f} s  {note}", flush=True)
+    if not good:
+        print(text.rstrip(), flush=True)
+    return good
+
+
+def run_build(build: Build, options: argparse.Namespace, folder: Path) -> list[bool]:
+    """All programs of one build."""
+    tools = [build.compiler, *build.emulator(), *(["valgrind"] * (build.name == "valgrind"))]
+    missing = [tool for tool in tools if not shutil.which(tool)]
+    if missing:
+        return [show(build.name, "*", "skipped", time.monotonic(), f"no {missing[0]}")]
+    results = []
+    for program in PROGRAMS:
+        if options.only in program.name and wanted(program, build):
+            start = time.monotonic()
+            verdict, text = one(program, build, folder, options.long)
+            results.append(show(build.name, program.name, verdict, start, text))
+    return results
+
+
+def run_macos(folder: Path) -> list[bool]:
+    """Builds only: there is nothing here that runs it."""
+    results = []
+    for name, what, line in check_macos(WARNINGS, folder):
+        start = time.monotonic()
+        status, text = run(line, 300, dict(os.environ))
+        results.append(show(name, what, "ok" if status == 0 else "does not build", start, text))
+    return results
 
 
 def main() -> int:
@@ -162,37 +179,20 @@ def main() -> int:
     parser.add_argument("--valgrind", action="store_true", help="under valgrind, too")
     parser.add_argument("--keep", metavar="FOLDER", help="leave the programs here")
     options = parser.parse_args()
-    strict = os.environ.get("CI", "") not in ("", "0")
-    builds = [*BUILDS, VALGRIND] if options.valgrind or options.build == "valgrind" else [*BUILDS]
-    builds = [build for build in builds if options.build in ("", build.name)]
+    builds = [*BUILDS, *BUILDS_ELSEWHERE]
+    builds += [VALGRIND] if options.valgrind or options.build == "valgrind" else []
     folder = Path(options.keep or tempfile.mkdtemp(prefix="ml-c-"))
     folder.mkdir(parents=True, exist_ok=True)
-    failed = ran = 0
+    results: list[bool] = []
     for build in builds:
-        tools = [build.compiler, *(["valgrind"] if build.name == "valgrind" else [])]
-        missing = [tool for tool in tools if not shutil.which(tool)]
-        if missing:
-            failed += strict
-            print(f"{build.name:9} {'*':16} skipped: no {missing[0]}", flush=True)
-            continue
-        for program in PROGRAMS:
-            if options.only not in program.name or not wanted(program, build):
-                continue
-            start = time.monotonic()
-            verdict, text = one(program, build, folder, options.long)
-            good = verdict == "ok" or (verdict.startswith("skipped") and not strict)
-            failed += not good
-            ran += 1
-            note = text.strip().splitlines()[-1] if text.strip() and good else ""
-            seconds = time.monotonic() - start
-            row = f"{build.name:9} {program.name:16} {verdict:16} {seconds:6.1f} s  {note}"
-            print(row, flush=True)
-            if not good:
-                print(text.rstrip(), flush=True)
+        if options.build in ("", build.name):
+            results += run_build(build, options, folder)
+    if options.build in ("", "macos") and options.only in "test_os":
+        results += run_macos(folder)
     if not options.keep:
         shutil.rmtree(folder, ignore_errors=True)
-    print(f"{ran} run, {failed} failed")
-    return 1 if failed or not ran else 0
+    print(f"{len(results)} run, {results.count(False)} failed")
+    return 0 if results and all(results) else 1
 
 
 if __name__ == "__main__":
