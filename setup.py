@@ -1,10 +1,12 @@
 """Builds the two native modules from one list of sources.
 
 memledger._native: hand-written, stable ABI (abi3, CPython 3.10+), all that a member needs.
-memledger._ffi: cffi in API mode over csrc/include/memledger.h, for the tests and tools; left out
-where cffi is not installed.
+memledger._ffi: cffi in API mode over csrc/include/memledger.h, for tests and tools in a checkout.
+It fits one version of CPython, and a wheel fits all from 3.10 on: so no wheel has it. Left out,
+too, where cffi is not installed.
 """
 
+import importlib.util
 import os
 import sys
 import sysconfig
@@ -14,6 +16,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 ROOT = Path(__file__).parent
+WHEEL = "bdist_wheel" in sys.argv  # also `pip install .`; not `pip install --editable .`
 FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 
 
@@ -53,7 +56,7 @@ common = {
     "include_dirs": ["csrc"],
     "extra_compile_args": compile_args(),
     "extra_link_args": link_args() + os.environ.get("MEMLEDGER_LDFLAGS", "").split(),
-    "libraries": ["bcrypt", "advapi32"] if sys.platform == "win32" else [],
+    "libraries": ["advapi32", "shell32"] if sys.platform == "win32" else [],
     "depends": sorted(glob("csrc/**/*.h", recursive=True)),
 }
 
@@ -67,11 +70,7 @@ native = Extension(
 )
 
 extensions = [native]
-try:
-    import cffi  # noqa: F401
-except ImportError:
-    pass
-else:
+if not WHEEL and importlib.util.find_spec("cffi") is not None:
     sys.path.insert(0, str(ROOT / "src" / "memledger"))
     import _ffi_build
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import sys
+import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,8 @@ class Build:
 
     def emulator(self) -> list[str]:
         """What stands before a program's name: what was found of `runner`, or what to ask for."""
+        if self.system == "windows" and sys.platform == "win32":
+            return []
         found = [name for name in self.runner if shutil.which(name)]
         return (found or list(self.runner))[:1]
 
@@ -59,6 +62,8 @@ class Build:
         return {**dict(self.environment), **own}
 
 
+# Where this file itself runs on macOS; nobody has done so.
+BUILDS_ON_MACOS = (Build("macos", "clang", ("-O2",), system="macos"),)
 BUILDS_ELSEWHERE = (
     Build(
         "aarch64",
@@ -88,6 +93,29 @@ def core_sources(system: str, core: bool = True) -> list[Path]:
         own = here / ("os_darwin.c" if system == "macos" else "os_linux.c")
         found = [own, here / "os_fork.c", *sorted(here.glob("os_posix*.c"))]
     return found + (sorted((ROOT / "csrc/core").glob("*.c")) if core else [])
+
+
+def windows_headers(folder: Path) -> Path:
+    """This Python's headers with Windows's sizes, in `folder`."""
+    headers = folder / "windows_headers"
+    shutil.copytree(sysconfig.get_path("include"), headers, dirs_exist_ok=True)
+    shutil.copy(HERE / "windows_stubs/pyconfig.h", headers)
+    return headers
+
+
+def windows_module(headers: Path) -> list[str]:
+    """The command line for the Python module, up to what to do with it."""
+    line = ["x86_64-w64-mingw32-gcc", "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror"]
+    line += ["-DPy_LIMITED_API=0x030A0000", f"-I{ROOT / 'csrc'}", f"-I{headers}"]
+    sources = [*core_sources("windows"), *sorted((ROOT / "csrc/py").glob("*.c"))]
+    return [*line, *map(str, sources)]
+
+
+def check_windows_module(folder: Path) -> Iterator[tuple[str, str, list[str]]]:
+    """Name, what it is, and the command line: it compiles; tests/windows_python.py runs it."""
+    if shutil.which("x86_64-w64-mingw32-gcc"):
+        line = [*windows_module(windows_headers(folder)), "-fsyntax-only"]
+        yield "windows", "csrc/py, compiled", line
 
 
 def check_macos(warnings: list[str], folder: Path) -> Iterator[tuple[str, str, list[str]]]:

@@ -16,9 +16,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-from platforms import BUILDS_ELSEWHERE, Build, Program, check_macos, core_sources
+from platforms import (
+    BUILDS_ELSEWHERE,
+    BUILDS_ON_MACOS,
+    Build,
+    Program,
+    check_macos,
+    check_windows_module,
+    core_sources,
+)
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -127,6 +136,8 @@ def wanted(program: Program, build: Build) -> bool:
     """Threads are for ThreadSanitizer; what forks and stops is not for Windows."""
     if build.system == "windows":
         return program.windows
+    if build.system == "macos":  # whose linker wraps nothing
+        return program.windows and not program.kill_points
     if build.name == "tsan":
         return program.tsan
     if build.name == "valgrind":
@@ -161,10 +172,10 @@ def run_build(build: Build, options: argparse.Namespace, folder: Path) -> list[b
     return results
 
 
-def run_macos(folder: Path) -> list[bool]:
+def run_compilers(checks: Iterator[tuple[str, str, list[str]]]) -> list[bool]:
     """Builds only: there is nothing here that runs it."""
     results = []
-    for name, what, line in check_macos(WARNINGS, folder):
+    for name, what, line in checks:
         start = time.monotonic()
         status, text = run(line, 300, dict(os.environ))
         results.append(show(name, what, "ok" if status == 0 else "does not build", start, text))
@@ -179,7 +190,7 @@ def main() -> int:
     parser.add_argument("--valgrind", action="store_true", help="under valgrind, too")
     parser.add_argument("--keep", metavar="FOLDER", help="leave the programs here")
     options = parser.parse_args()
-    builds = [*BUILDS, *BUILDS_ELSEWHERE]
+    builds = [*(BUILDS_ON_MACOS if sys.platform == "darwin" else (*BUILDS, *BUILDS_ELSEWHERE))]
     builds += [VALGRIND] if options.valgrind or options.build == "valgrind" else []
     folder = Path(options.keep or tempfile.mkdtemp(prefix="ml-c-"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -187,8 +198,10 @@ def main() -> int:
     for build in builds:
         if options.build in ("", build.name):
             results += run_build(build, options, folder)
-    if options.build in ("", "macos") and options.only in "test_os":
-        results += run_macos(folder)
+    if options.build in ("", "windows") and not options.only:
+        results += run_compilers(check_windows_module(folder))
+    if options.build in ("", "macos") and not options.only:
+        results += run_compilers(check_macos(WARNINGS, folder))
     if not options.keep:
         shutil.rmtree(folder, ignore_errors=True)
     print(f"{len(results)} run, {results.count(False)} failed")
