@@ -76,6 +76,21 @@ static bool area_fits(uint64_t size, uint64_t offset, uint64_t stride, uint64_t 
     return stride <= size && count <= (size - offset) / stride;
 }
 
+/* Do the areas keep clear of each other and of the header? Else one member's record would be another's slot. They are
+ * known to fit. */
+static bool areas_are_apart(const ml_view *v) {
+    const uint64_t area[][2] = {{0, sizeof(ml_header)},
+                                {v->slot_offset, v->slot_stride * v->slot_count},
+                                {v->pool_offset, v->pool_stride * v->pool_count},
+                                {v->record_offset, v->record_pool_stride * v->pool_count},
+                                {v->reading_offset, v->reading_pool_stride * v->pool_count}};
+    const unsigned count = sizeof area / sizeof *area;
+    for (unsigned i = 0; i < count; i++)
+        for (unsigned k = 0; k < count; k++)
+            if (i != k && area[i][0] <= area[k][0] && area[k][0] - area[i][0] < area[i][1]) return false;
+    return true;
+}
+
 int ml_view_load(ml_view *view) {
     const ml_header *h = ml_view_header(view);
     uint64_t size = view->segment.size_bytes;
@@ -110,7 +125,7 @@ int ml_view_load(ml_view *view) {
         !area_fits(size, view->record_offset, view->record_pool_stride, pools, sizeof(ml_record)) ||
         !area_fits(view->record_pool_stride, 0, view->record_stride, slots, sizeof(ml_record)) ||
         !area_fits(size, view->reading_offset, view->reading_pool_stride, pools, READING_STRIDE) ||
-        !area_fits(view->reading_pool_stride, 0, view->reading_stride, slots, READING_STRIDE))
+        !area_fits(view->reading_pool_stride, 0, view->reading_stride, slots, READING_STRIDE) || !areas_are_apart(view))
         return ML_ERR_FOREIGN;
     return ML_OK;
 }

@@ -76,9 +76,9 @@ VALGRIND = Build("valgrind", "gcc", ("-O1",))
 SANITIZED = ("asan", "tsan", "valgrind")
 
 
-def sources(program: Program, build: Build) -> list[str]:
-    """The sources of one program, for the build's operating system."""
-    found = [HERE / f"{program.name}.c", *core_sources(build.system, program.core)]
+def sources(program: Program, system: str = "linux") -> list[str]:
+    """The sources of one program for an operating system."""
+    found = [HERE / f"{program.name}.c", *core_sources(system, program.core)]
     found += [HERE / "kill_points.c"] if program.kill_points else []
     found += [] if program.core else [ROOT / "csrc/os/os_test.c"]
     return [str(path) for path in found]
@@ -93,7 +93,7 @@ def command(program: Program, build: Build, output: Path) -> list[str]:
     line += [f"-Wl,--wrap={name}" for name in WRAPPED] if program.kill_points else []
     line += ["-DTEST_SANITIZED"] if build.name in SANITIZED else []
     line += [] if program.core else ["-DOS_TEST_HOOKS"]
-    return [*line, *sources(program, build), *build.libraries, "-o", str(output)]
+    return [*line, *sources(program, build.system), *build.libraries, "-o", str(output)]
 
 
 def run(line: list[str], patience_s: int, environment: dict[str, str]) -> tuple[int, str]:

@@ -374,6 +374,11 @@ static void test_corrupt_header_is_refused(void) {
                {FIELD(record_stride), 4096},
                {FIELD(record_pool_stride), UINT64_C(1) << 62},
                {FIELD(reading_offset), 1 << 20},
+               {FIELD(slot_offset), 0}, /* what is one member's would be another's, too, or the header's */
+               {FIELD(pool_offset), 4096},
+               {FIELD(record_offset), 8192},
+               {FIELD(reading_offset), 4096},
+               {FIELD(reading_offset), 448},
                {FIELD(reading_stride), 128},
                {FIELD(reading_pool_stride), 64}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {

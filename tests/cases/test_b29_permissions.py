@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,30 @@ def plant_hard_link(path: Path) -> None:
     os.link(path, path.with_name("second-name"))
 
 
+def plant_symlink_loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def plant_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+
+
+def plant_huge_file(path: Path) -> None:
+    """A terabyte of holes behind a good beginning."""
+    memledger.join(label="maker", path=path).leave()
+    os.truncate(path, 1 << 40)
+
+
+def plant_device_node(path: Path) -> None:
+    """/dev/zero by another name: endless, and it can be mapped."""
+    need_root()
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))
+    except PermissionError:
+        pytest.skip("no device nodes can be made here")
+
+
 PLANTS = {
     "symlink": plant_symlink,
     "dangling symlink": plant_dangling_symlink,
@@ -105,6 +130,10 @@ PLANTS = {
     "open to all": plant_open_to_all,
     "other owner": plant_other_owner,
     "hard link": plant_hard_link,
+    "symlink loop": plant_symlink_loop,
+    "socket": plant_socket,
+    "huge file": plant_huge_file,
+    "device node": plant_device_node,
 }
 
 
@@ -135,6 +164,21 @@ def test_b29_hostile_name_is_refused_with_a_reason_and_left_alone(
     member.call("leave")
     if name == "symlink":
         assert segment.with_name("target").read_bytes() == b"precious"
+
+
+@linux_only
+def test_b29_segment_of_mine_that_i_may_not_open_is_left_alone(spawn: Any, segment: Path) -> None:
+    """Mode 000: its owner is refused like anybody else."""
+    need_root()
+    memledger.join(label="maker", path=segment).leave()
+    segment.parent.chmod(0o755)
+    os.chown(segment, 4321, 4321)
+    segment.chmod(0)
+    member: Member = spawn("m", join=False)
+    member.become(4321)
+    assert member.join("m")["mode"] == 2
+    assert "Permission denied" in member.run("ledger.degraded_reason")
+    assert stat.S_IMODE(segment.stat().st_mode) == 0
 
 
 @linux_only
