@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,49 @@ def test_b10_random_words_in_a_live_segment_never_crash_or_lie(segment: Path) ->
         assert done.returncode == 0, f"seed {seed}: {done.returncode}: {done.stderr[-2000:]}"
         assert done.stdout.startswith("survived")
         segment.unlink()
+
+
+BUSY = """
+import random
+rng = random.Random({seed})
+wrong = []
+for i in range({rounds}):
+    device.publish(rng.randrange(4 << 30))
+    claim = device.try_claim(1 << 28)
+    free, f, snapshot = device.free(), device.figures(), device.snapshot()
+    if claim is not None:
+        claim.settle(rng.randrange(2 << 30))
+    if f.total is not None and not (max(f.free, f.available, f.budget) <= f.total):
+        wrong.append(repr(f))
+    if free is not None and not 0 <= free < 1 << 63:
+        wrong.append(free)
+    if i % 50 == 0:
+        ledger.members(), ledger.sweep(), ledger._check()
+wrong[:3]
+"""
+
+
+def test_b10_bits_that_flip_while_members_run_harm_none_of_them(spawn: Any, segment: Path) -> None:
+    """As a wild store of one of them would, or bad memory: each goes on, and nobody is told of
+    more than there is."""
+    rng = seeded("b10 bits")
+    members = [spawn(name, total=24 * GiB) for name in "abc"]
+    for member in members:
+        member.send_run(BUSY.format(seed=rng.getrandbits(32), rounds=count(400, 20_000)))
+    flips = 0
+    with Raw(segment) as raw:
+        used = 4096 + 288 * 1024 + 3 * 448 * 256  # header, slots, pools, the first records
+        deadline = time.monotonic() + count(60, 600)
+        while (
+            any(not member._selector.select(0) for member in members)
+            and time.monotonic() < deadline
+        ):
+            at = rng.randrange(used // 8 if rng.random() < 0.9 else len(raw))
+            raw[at] = raw[at] ^ 1 << rng.randrange(64)
+            flips += 1
+    assert [member.receive(90) for member in members] == [[], [], []]
+    print(f"{flips} bits flipped")
+    assert flips > 1000
 
 
 @pytest.mark.parametrize(
