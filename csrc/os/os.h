@@ -81,7 +81,7 @@ os_status os_segment_verify(const char *path, const os_segment *segment, os_erro
 void os_segment_retire(os_segment *segment);
 /* Private memory with the life of the process, zeroed, lazily backed. */
 os_status os_private_map(uint64_t size_bytes, os_segment *out, os_error *error);
-void os_private_unmap(os_segment *segment);
+void os_private_unmap(os_segment *segment); /* also of an opened segment that nobody uses any more */
 /* Copy the file into `buffer` by reading, never by mapping: a file that shrinks under us gives a short count, not
  * a SIGBUS. Same validation as os_segment_open, except that with `any_owner` the owner and mode are not judged. */
 os_status os_image_read(const char *path, unsigned char *buffer, uint64_t capacity_bytes, uint64_t *size_bytes,

@@ -183,7 +183,8 @@ os_status os_private_map(uint64_t size_bytes, os_segment *out, os_error *error) 
 }
 
 void os_private_unmap(os_segment *segment) {
-    if (segment->base != NULL) VirtualFree(segment->base, 0, MEM_RELEASE);
+    /* Of a file or not: each of the two calls refuses the other's memory. */
+    if (segment->base != NULL && !UnmapViewOfFile(segment->base)) VirtualFree(segment->base, 0, MEM_RELEASE);
     *segment = (os_segment){0};
 }
 

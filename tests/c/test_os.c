@@ -251,6 +251,20 @@ static void test_retire_shows_zeros_and_keeps_the_file(void) {
     CHECK_EQ(os_image_read(path, image, 4096, &size_bytes, &device_id, &file_id, false, &error), OS_FOREIGN);
 }
 
+/* Of a segment that was refused, or of a handle that was freed. While Windows has it mapped, the name stays. */
+static void test_unmapped_segment_can_be_removed(void) {
+    char saved[OS_PATH_BYTES];
+    os_error error = {0, ""};
+    memcpy(saved, path, sizeof saved);
+    strcat(path, ".unmapped");
+    os_segment segment = segment_or_exit();
+    os_private_unmap(&segment);
+    CHECK(segment.base == NULL);
+    CHECK_EQ(os_segment_unlink(path, &error), OS_OK);
+    CHECK_EQ(os_segment_open(path, 1, LIMIT_BYTES, &segment, &error), OS_ABSENT);
+    memcpy(path, saved, sizeof saved);
+}
+
 static void test_private_memory_is_zero_and_writable(void) {
     os_segment memory;
     os_error error = {0, ""};
@@ -406,6 +420,7 @@ int main(int argc, char **argv) {
         TEST(test_no_memory_on_attach_leaves_the_file),
         TEST(test_retire_shows_zeros_and_keeps_the_file),
         TEST(test_private_memory_is_zero_and_writable),
+        TEST(test_unmapped_segment_can_be_removed),
         TEST(test_token_excludes_and_is_seen_from_the_same_process),
         TEST(test_sweepers_share_and_block_the_owner),
         TEST(test_failing_lock_call_is_unknown),

@@ -13,7 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #define SLOTS 4u
@@ -279,22 +278,6 @@ static void read_file(unsigned char *to) {
     MUST(pread(file, to, size_bytes, 0) == (ssize_t)size_bytes);
 }
 
-/* A handle stays for the life of its process; a fuzzer has more of them than a process has room for. */
-static void forget(ml_ledger *ledger) {
-    ml_view *views[2] = {ledger->view == ledger->private_view ? NULL : ledger->view, ledger->private_view};
-    for (int i = 0; i < 2; i++)
-        if (views[i]) {
-            os_private_unmap(&views[i]->segment);
-            free(views[i]);
-        }
-    for (ml_device *device = ledger->devices, *next; device; device = next) {
-        next = device->next;
-        free(device);
-    }
-    munmap(ml_ptr_load_acquire(&ledger->cookie), (size_t)sysconf(_SC_PAGESIZE));
-    free(ledger);
-}
-
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static unsigned char *now;
     if (!now) now = malloc(size_bytes);
@@ -320,6 +303,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     (void)ml_ledger_recover(ledger, ML_SLOW_LOST);
     publish_and_claim(device);
     (void)ml_ledger_leave(ledger);
-    forget(ledger);
+    ml_ledger_free(ledger);
     return 0;
 }
