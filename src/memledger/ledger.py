@@ -597,10 +597,8 @@ def _warn_private(reason: str | None) -> None:
         import logging  # late: most processes never need it
 
         logger = logging.getLogger("memledger")
-        if not any(isinstance(handler, logging.NullHandler) for handler in logger.handlers):
-            # Nothing is printed where the program has set up no logging.
-            logger.addHandler(logging.NullHandler())
-        logger.warning("private ledger, shared with nobody: %s", reason)
+        if logger.hasHandlers():  # else Python would print it, where no logging is set up
+            logger.warning("private ledger, shared with nobody: %s", reason)
 
 
 def degraded_text(info: dict[str, object]) -> str:
