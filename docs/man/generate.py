@@ -85,7 +85,8 @@ def spelling(action: argparse.Action) -> str:
 def help_of(action: argparse.Action) -> str:
     text = (action.help or "") % {"default": action.default, "prog": "memledger"}
     if action.choices and action.metavar is not None:
-        text += " (" + ", ".join(str(choice) for choice in action.choices) + ")"
+        listed = ", ".join(str(choice) for choice in action.choices)
+        text += "" if listed in text else f" ({listed})"
     return " ".join(text.split())
 
 

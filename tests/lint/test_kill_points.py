@@ -16,9 +16,11 @@ CORE = sorted([*(CSRC / "core").glob("*.c"), *(CSRC / "core").glob("*.h")])
 STORE = re.compile(r"\bml_(?:store_\w+|exchange_\w+|fetch_\w+|cas_\w+|bit_set|bit_clear)\(([^,;]*)")
 POINT = re.compile(r'ML_KILL_POINT\("([^"]*)"\)')
 NOT_SHARED = re.compile(
-    r"lock$|&ledger->(?!seat)|&device->|&pool->(?:due|own_reading_ns)$|&ml_view_slot\(private_view"
+    r"lock$|&ledger->(?!seat)|&device->|&pool->(?:due|own_reading_ns)$|&ml_view_slot\(private_view|"
+    r"&kept->|&keeper->"
 )
-"""Words of this process: the handle's, a device's cache, two of a local pool, the private view."""
+"""Words of this process: the handle's, a device's cache, two of a local pool, the private view, and
+what housekeep.c keeps."""
 HELPERS = {("core.h", "bitmap")}
 """ml_bit_set and ml_bit_clear: their callers have the point."""
 
