@@ -102,15 +102,18 @@ class Serving:
         return bool(getattr(self._here, "serving", False))
 
     def _register(self, *, idle: bool) -> None:
-        ledger = self._context.link.ledger
+        """Never raises: whoever begins must be able to end."""
+        ledger, before = self._context.link.ledger, self._unregister
         if ledger is None:
             return
-        before = self._unregister
-        # The new one first: with no holder at all an ask is refused at once.
-        holder = _IdleHolder(self) if idle else _Holder(self)
-        self._unregister = ledger.holders.register(holder, thread_safe=idle)
-        if before is not None:
-            before()
+        try:
+            # The new one first: with no holder at all an ask is refused at once.
+            holder = _IdleHolder(self) if idle else _Holder(self)
+            self._unregister = ledger.holders.register(holder, thread_safe=idle)
+            if before is not None:
+                before()
+        except Exception as error:
+            log.failed("registering", error)
 
     # ---- giving
 

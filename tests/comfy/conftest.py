@@ -69,6 +69,10 @@ class ComfyUI:
             self.module(f"comfy.{name}")
         self.module("execution")
 
+    def forget(self) -> None:
+        """As before the first import."""
+        _forget_modules()
+
     def start_host(self) -> Any:
         """Both entry points, in ComfyUI's order. Returns the context, or None where it is off."""
         host: ModuleType = self.module("memledger_comfy.host")

@@ -28,6 +28,8 @@ def install(context: Context) -> str | None:
     context.serving.quick = lambda name, size: _empty_cache(context, name)
     context.serving.add("cache", lambda name, size: _empty_cache(context, name))
     context.serving.add("models", lambda name, size: _unload(context, name, size))
+    if hasattr(mm, "get_torch_device"):
+        context.link.device(mm.get_torch_device())  # what is held there is published from the start
     context.serving.start()
     return None
 
