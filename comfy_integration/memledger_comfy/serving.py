@@ -67,11 +67,13 @@ class Serving:
                 self._unregister = None
 
     def begin(self) -> None:
-        """Work begins: nothing is given back but at safe points, until `end`. Nests."""
+        """Work begins on this thread: nothing is given back but at its safe points, until `end`.
+        Nests, also over threads."""
         if self.is_serving:
             return
         with self._changed:
             self._working += 1
+            self._here.depth = getattr(self._here, "depth", 0) + 1
             if self._working == 1 and self._unregister is not None:
                 self._register(idle=False)
             deadline = time.monotonic() + IDLE_RELEASE_MAX_S
@@ -83,15 +85,19 @@ class Serving:
             return
         with self._changed:
             self._working -= 1
+            self._here.depth -= 1
             if not self._working and self._unregister is not None:
                 self._register(idle=True)
 
     def at_safe_point(self) -> None:
-        """Answer what siblings ask, now and on this thread. Costs one hot call where nobody does.
+        """Answer what siblings ask, now and on this thread, where it is one that works: another
+        one knows nothing of the kernels that run on that. Costs one hot call where nobody asks.
         Never raises."""
         ledger = self._context.link.ledger
         try:
-            if ledger is not None and ledger.pending() & 1 and not self.is_serving:
+            if ledger is None or not ledger.pending() & 1 or self.is_serving:
+                return
+            if not self._working or getattr(self._here, "depth", 0):
                 ledger.serve()
         except Exception as error:
             log.failed("serve", error)

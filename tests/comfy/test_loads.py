@@ -246,6 +246,26 @@ class TestAnswers:
         assert answered == [4 * GIB], "what the node works with stays"
         assert sibling.receive() >= 4 * GIB
 
+    def test_another_thread_answers_nothing_while_one_works(
+        self, comfy: Any, host: Any, model: Any, sibling: Any, wait_until: Any
+    ) -> None:
+        comfy.mm.load_models_gpu([model(4 * GIB)])
+        host.publisher.in_use = False
+        host.publisher.at_safe_point()
+        host.serving.begin()
+        sibling.send_run(f"device.ask({GIB}, 60).credited")
+        wait_until(lambda: host.link.ledger.pending() & 1)
+        for answers in (False, True):
+            if answers:
+                host.serving.at_safe_point()
+            else:
+                thread = threading.Thread(target=host.serving.at_safe_point)
+                thread.start()
+                thread.join(30)
+            assert bool(host.link.ledger.pending() & 1) is not answers
+        host.serving.end()
+        assert sibling.receive() >= GIB
+
     def test_work_waits_for_an_answer_that_is_being_given(
         self, comfy: Any, host: Any, model: Any, sibling: Any
     ) -> None:
