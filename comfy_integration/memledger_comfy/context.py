@@ -21,6 +21,14 @@ from memledger_comfy.wraps import Wraps
 MM = "comfy.model_management"
 
 
+class Scopes(threading.local):
+    """What a thread is inside of, one attribute per row that asks."""
+
+    with_pages = False
+    decoding = False
+    in_vae = False
+
+
 class Context:
     """One per process. `role`: "host" or "worker"."""
 
@@ -41,8 +49,7 @@ class Context:
         self._undo: list[Callable[[], None]] = []
         self.lacks: dict[str, list[str]] = {}
         """By behaviour: names that this ComfyUI does not have, without which it does less."""
-        self.scopes = threading.local()
-        """What this thread is inside of, one attribute per row that asks."""
+        self.scopes = Scopes()
         self.upstream_asks = False
         """ComfyUI itself asks siblings, through a holder of ours in its own registry."""
         self.ram_is_coherent = False

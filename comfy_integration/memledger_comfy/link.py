@@ -19,6 +19,12 @@ ACCOUNT = "comfyui"
 _UNTRIED = object()
 
 
+class _Here(threading.local):
+    """What a thread is inside of. A default that the class has costs no failed lookup."""
+
+    raw = 0
+
+
 class Link:
     """What the adapters know of memledger. `ledger` is None where it could not be joined; then
     `why` says why, and every device is None."""
@@ -31,7 +37,7 @@ class Link:
         self.why = "not joined yet"
         self._devices: dict[str, Any] = {}
         self._known: dict[Any, Any] = {}
-        self._local = threading.local()
+        self._here = _Here()
 
     def join(self) -> bool:
         """True where this process is in a ledger now, be it a private one."""
@@ -103,16 +109,16 @@ class Link:
     def raw(self) -> Iterator[None]:
         """Inside, on this thread, the wraps hand ComfyUI's own figures through: for our own
         measurements."""
-        depth = getattr(self._local, "raw", 0)
-        self._local.raw = depth + 1
+        depth = self._here.raw
+        self._here.raw = depth + 1
         try:
             yield
         finally:
-            self._local.raw = depth
+            self._here.raw = depth
 
     @property
     def is_raw(self) -> bool:
-        return bool(getattr(self._local, "raw", 0))
+        return self._here.raw > 0
 
     def leave(self) -> None:
         ledger, self.ledger = self.ledger, None

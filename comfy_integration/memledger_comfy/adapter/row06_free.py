@@ -26,20 +26,20 @@ sees_itself_alone = sys.platform == "win32"
 def install(context: Context) -> str | None:
     mm = context.mm
     link = context.link
-    scopes = context.scopes
+    here = context.scopes
 
+    # Called per layer: looked up once, and nothing made that is not needed.
     def coherent(value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if link.is_raw:
-            return value
         where = args[0] if args else kwargs.get("dev")
-        where = mm.get_torch_device() if where is None else where
-        device = link.device(where)
-        if device is None or (context.ram_is_coherent and str(where) == "cpu"):
+        device = link.device(mm.get_torch_device() if where is None else where)
+        if device is None or link.is_raw:
             return value
-        if isinstance(value, tuple):
+        if context.ram_is_coherent and device is link.device("cpu"):
+            return value
+        if type(value) is tuple:
             total = correct(device, value[0])
             return (total, policy.coherent_torch_free(value[1], total), *value[2:])
-        if getattr(scopes, "with_pages", False):
+        if here.with_pages:
             value += figures.vbars(link.name(where)) or 0
         return correct(device, value)
 
@@ -54,6 +54,8 @@ def correct(device: Any, upstream: float) -> int:
     """Upstream's figure of a device, less what it does not know of."""
     claimed = device.claimed_by_others()
     if not sees_itself_alone:
+        if not claimed and type(upstream) is int and upstream > 0:
+            return upstream
         return policy.coherent_free(upstream, claimed)
     now = device.figures()
     return policy.coherent_free(upstream, claimed, policy.unseen_held(now.held, now.own_held))

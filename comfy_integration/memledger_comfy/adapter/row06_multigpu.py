@@ -18,7 +18,7 @@ def install(context: Context) -> str | None:
     scopes = context.scopes
 
     def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        before = getattr(scopes, "with_pages", False)
+        before = scopes.with_pages
         scopes.with_pages = True
 
         def leave(*_: Any) -> None:

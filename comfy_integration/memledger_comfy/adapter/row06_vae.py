@@ -31,7 +31,7 @@ def install(context: Context) -> str | None:
         context.lack(NAME, f"VAE.{name}")
 
     def total(value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not getattr(context.scopes, "decoding", False) or isinstance(value, tuple):
+        if not context.scopes.decoding or isinstance(value, tuple):
             return value
         return _total(context, value, args[0] if args else kwargs.get("dev"))
 
@@ -49,8 +49,8 @@ def _wrap(context: Context, vae: Any, name: str) -> bool:
 def _run(context: Context, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Around a method of VAE: `args` begin with the VAE and its samples or pixels."""
     scopes, serving = context.scopes, context.serving
-    before = getattr(scopes, "decoding", False)
-    nested = getattr(scopes, "in_vae", False)
+    before = scopes.decoding
+    nested = scopes.in_vae
     scopes.decoding = before or method == "decode"
     scopes.in_vae = True
     serving.begin()
