@@ -26,8 +26,13 @@ class Pledges:
 
     def size(self, name: str) -> int:
         """Bytes pledged on the torch device called `name`, and not dropped since."""
+        claim = self.peek(name)
+        return 0 if claim is None else int(claim.size)
+
+    def peek(self, name: str) -> Any | None:
+        """The claim, if there is one that still counts."""
         claim = self._claims.get(name)
-        return 0 if claim is None or claim.ended else claim.size
+        return None if claim is None or claim.ended else claim
 
     def keep(self, name: str, claim: Any) -> None:
         """Hold `claim` for the next load there, in the place of an earlier one."""

@@ -94,6 +94,10 @@ class Publisher:
         if account is None or measured is None:
             return None
         through = self._through(name)
+        if through is None and measured.held < account.amounts[0]:
+            # A pledge may count on own bytes that go first: they fill it. What else grows here
+            # meanwhile is not what was pledged for.
+            through = self._context.pledges.peek(name)
         publish = account.publish if through is None else through.publish
         publish(measured.held, releasable=measured.releasable)
         return measured
@@ -135,10 +139,6 @@ class Publisher:
     def claimed(self, name: str) -> int:
         """Bytes of our open claims on a device that have not landed."""
         return sum(claim.open for claim in self._claims.get(name, ()))
-
-    def evictable(self, name: str) -> int:
-        """Bytes of models and pages that ComfyUI would give up, as they were last measured."""
-        return self._evictable.get(name, 0)
 
     def _drain(self) -> None:
         while True:

@@ -97,13 +97,13 @@ class TestLoads:
         self, comfy: Any, host: Any, model: Any, sibling: Any
     ) -> None:
         first, second = model(14 * GIB), model(12 * GIB)
-        comfy.mm.load_models_gpu([first])
-        host.publisher.in_use = False
+        comfy.mm.load_models_gpu([first])  # in use; for a load of our own it goes all the same
         _gives(sibling, 4 * GIB)
         seen: list[Any] = []
         during_load(second, lambda when: seen.append(figures(host)))
         comfy.mm.load_models_gpu([second])
         assert sibling.run("holder.calls") == 0
+        assert seen[0].own_claimed == 12 * GIB + INFERENCE
         assert seen[-1].overcommit == 0
         assert first.loaded_size() < 14 * GIB
         assert second.loaded_size() == 12 * GIB

@@ -113,6 +113,17 @@ class TestVae:
         assert figures.own_claimed == 0
         assert host.serving._working == 0
 
+    def test_the_weights_that_are_loaded_first_have_their_room(
+        self, comfy: Any, host: Any, model: Any, sibling: Any
+    ) -> None:
+        sibling.call("claim", 15 * GIB)
+        vae = self.vae(comfy, model(2 * GIB), 2 * GIB)
+        seen: list[int] = []
+        vae.during = lambda: seen.append(host.publisher.claimed("cuda:0"))
+        # 9 are free, 2 of them are the weights': three samples fit, and four would not.
+        assert vae.decode(self.samples(comfy, 8, 4, 64, 64)) == [3, 3, 2]
+        assert seen[0] == 4 * GIB
+
     def test_two_that_decode_share_the_card(
         self, comfy: Any, host: Any, model: Any, sibling: Any
     ) -> None:
@@ -137,7 +148,13 @@ class TestVae:
             "ledger.holders.register(Card(device), thread_safe=True)"
         )
         vae = self.vae(comfy, model(GIB), 8 * GIB)
+        seen: list[int] = []
+        patches = vae.patcher.model_patches_models  # asked for where the load begins
+        vae.patcher.model_patches_models = lambda: (
+            seen.append(host.publisher.claimed("cuda:0")) or patches()
+        )
         assert vae.decode(self.samples(comfy, 1, 4, 64, 64)) == [1]
+        assert seen[0] == 8 * GIB
         assert not vae.tiled
 
     def test_tiles_take_their_share_of_what_there_is(
@@ -158,17 +175,16 @@ class TestVae:
     ) -> None:
         vae = self.vae(comfy, model(GIB), 2 * GIB)
         seen: list[int] = []
-        plain = vae._tiles if hasattr(vae, "_tiles") else None
 
-        def tiles(samples: Any, used: int) -> None:
-            vae.decode_tiled(samples)
+        def used(shape: Any, dtype: Any) -> int:
             seen.append(host.publisher.claimed("cuda:0"))
-            plain(samples, used)
+            return 2 * GIB
 
-        vae._tiles = tiles
+        vae.memory_used_decode = used
+        vae._tiles = lambda samples, used: vae.decode_tiled(samples)
         vae.during = _no_memory(comfy)
         vae.decode(self.samples(comfy, 1, 4, 64, 64))
-        assert seen == [2 * GIB]
+        assert seen == [0, 2 * GIB, 2 * GIB]
 
     def test_the_interrupt_passes_and_the_claim_goes(
         self, comfy: Any, host: Any, model: Any

@@ -75,6 +75,14 @@ def evictable(context: Context, name: str) -> int:
     return sum(size for _, size in whole) + (pages or 0)
 
 
+def replaceable(context: Context, name: str, keep: frozenset[int] = frozenset()) -> int:
+    """Bytes that ComfyUI would give up for a load of its own: unlike what siblings may have, used
+    models too, but for those that are loaded, `keep` by identity."""
+    pages = vbars(name)
+    models = _loaded(context, name, dynamic=None if pages is None else False)
+    return sum(size for known, size in models if known not in keep) + (pages or 0)
+
+
 def own_weights(context: Context, name: str) -> int:
     """Bytes of models on a device, used ones too."""
     return sum(size for _, size in _loaded(context, name))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from memledger_comfy import log, policy
-from memledger_comfy.adapter import figures
+from memledger_comfy.adapter import claims, figures
 
 if TYPE_CHECKING:
     from memledger_comfy.context import Context
@@ -16,8 +16,6 @@ ROLES = ("host", "worker")
 REQUIRES = ("comfy.model_management",)
 
 WINDOW_S = 0.25
-SETTLE_S = 0.02
-"""How long a claim waits for bytes that siblings said they gave."""
 
 
 def install(context: Context) -> str | None:
@@ -35,24 +33,26 @@ def _load(context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     serving, publisher = context.serving, context.publisher
     serving.begin()
     asked = serving.start_asking()
-    claims: list[tuple[str, Any]] = []
+    made: list[tuple[str, Any]] = []
 
     def leave(*_: Any) -> None:
         serving.limit_asks(asked)
         publisher.in_use = True
         try:
-            for name, claim in reversed(claims):
+            for name, claim in reversed(made):
                 publisher.close_claim(name, claim)
             publisher.at_safe_point()
         finally:
             serving.end()
 
     try:
-        for name, weights in _by_device(context, models).items():
-            claim = _claim_load(context, name, weights, required)
+        loading = _with_patches(models)
+        keep = frozenset(figures.identity(model) for model in loading)
+        for name, weights in weights_to_load(context, loading).items():
+            claim = _claim_load(context, name, weights, required, keep)
             if claim is not None:
                 publisher.open_claim(name, claim)
-                claims.append((name, claim))
+                made.append((name, claim))
     except Exception as error:
         log.failed(NAME, error)
     except BaseException:
@@ -61,7 +61,9 @@ def _load(context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     return leave
 
 
-def _claim_load(context: Context, name: str, weights: int, required: float) -> Any | None:
+def _claim_load(
+    context: Context, name: str, weights: int, required: float, keep: frozenset[int]
+) -> Any | None:
     device = context.link.device(name)
     if device is None or not weights:
         return None
@@ -74,11 +76,11 @@ def _claim_load(context: Context, name: str, weights: int, required: float) -> A
         covered=context.publisher.claimed(name),
         idle=figures.idle(name),
     )
-    return obtain(context, name, wanted)
+    return obtain(context, name, wanted, figures.replaceable(context, name, keep))
 
 
-def obtain(context: Context, name: str, wanted: int) -> Any | None:
-    """A claim of `wanted` bytes on a device: with the room that own models would make, else after
+def obtain(context: Context, name: str, wanted: int, own: int) -> Any | None:
+    """A claim of `wanted` bytes on a device: with the room that `own` models would make, else after
     siblings were asked, else of what there is. None: nothing to be had; ComfyUI goes on as it would
     without us. A pledge for this device is adopted."""
     account, device = context.link.account(name), context.link.device(name)
@@ -89,17 +91,9 @@ def obtain(context: Context, name: str, wanted: int) -> Any | None:
         return pledge
     if pledge is not None:
         pledge.cancel()
-    own = min(wanted, context.publisher.evictable(name))
-    for replacing in dict.fromkeys((0, own)):
-        claim = account.try_claim(wanted, replacing=replacing)
-        if claim is not None:
-            return claim
-    if context.serving.ask(name, wanted - own - _room(device)):
-        claim = _patient(account, wanted, own)
-        if claim is not None:
-            return claim
-    room = _room(device)
-    return account.try_claim(min(wanted, room)) if room else None
+    claim = claims.claim_or_ask(context, name, wanted, own)
+    left = claims.room(device)
+    return claim or (account.try_claim(min(wanted, left)) if left else None)
 
 
 def _adopt(pledge: Any, wanted: int) -> bool:
@@ -113,25 +107,10 @@ def _adopt(pledge: Any, wanted: int) -> bool:
     return True
 
 
-def _patient(account: Any, wanted: int, replacing: int) -> Any | None:
-    from memledger import ClaimRefused
-
-    try:
-        return account.claim(wanted, SETTLE_S, replacing=replacing)
-    except ClaimRefused:
-        return None
-
-
-def _room(device: Any) -> int:
-    """What a claim may be, with the own open ones."""
-    now = device.figures()
-    return 0 if now.free is None else max(0, now.free - now.own_claimed)
-
-
-def _by_device(context: Context, models: Any) -> dict[str, int]:
+def weights_to_load(context: Context, models: Any) -> dict[str, int]:
     """Bytes of weights that a load will bring to each device; clones once, the CPU not at all."""
     sizes: dict[tuple[str, int], int] = {}
-    for model in _with_patches(models):
+    for model in models:
         name = context.link.name(model.load_device)
         if name == "cpu":
             continue

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from memledger_comfy import log, policy
-from memledger_comfy.adapter import figures
+from memledger_comfy.adapter import claims, figures, loads
 from memledger_comfy.adapter.row06_free import correct
 
 if TYPE_CHECKING:
@@ -88,8 +88,7 @@ def _subject(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _claim(context: Context, method: str, vae: Any, subject: Any) -> tuple[str, Any] | None:
     name = context.link.name(vae.device)
-    account = context.link.account(name)
-    if account is None or name == "cpu":
+    if context.link.device(name) is None or name == "cpu":
         return None
     shape = tuple(subject.shape)
     if method == "encode":
@@ -99,27 +98,24 @@ def _claim(context: Context, method: str, vae: Any, subject: Any) -> tuple[str, 
     else:
         each = vae.memory_used_decode(shape, vae.vae_dtype)
     context.publisher.publish(name)
-    return _first_that_fits(context, name, account, policy.batch_claims(
-        each, 1 if method == "decode_tiled" else shape[0], figures.idle(name)
-    ))  # fmt: skip
+    batch = 1 if method == "decode_tiled" else shape[0]
+    sizes = policy.batch_claims(each, batch, figures.idle(name))
+    weights = loads.weights_to_load(context, [vae.patcher]).get(name, 0)
+    return _first_that_fits(context, name, sizes, weights)
 
 
 def _first_that_fits(
-    context: Context, name: str, account: Any, sizes: list[int]
+    context: Context, name: str, sizes: list[int], weights: int
 ) -> tuple[str, Any] | None:
-    from memledger import ClaimRefused
-
-    if not sizes:
-        return None
-    own = context.publisher.evictable(name)
-    for asked in (False, True):
-        try:
-            return name, account.claim_first(sizes, replacing=own)[1]
-        except ClaimRefused as refused:
-            missing = sizes[-1] - own - max(0, refused.free or 0)
-            if asked or not context.serving.ask(name, missing):
-                return None
-    return None
+    """The largest part of the batch that there is room for beside the VAE's own weights. For one
+    sample ComfyUI unloads models, so for one own models make room, and siblings are asked."""
+    room = claims.room(context.link.device(name)) - weights
+    fitting = [size for size in sizes if size <= room]
+    found = claims.first(context, name, fitting)
+    if found is None and sizes:
+        own = figures.replaceable(context, name)
+        found = claims.claim_or_ask(context, name, sizes[-1], own)
+    return None if found is None else (name, found)
 
 
 def _total(context: Context, total: int, torch_device: Any) -> int:

@@ -10,7 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from memledger_comfy import policy
-from memledger_comfy.adapter import figures
+from memledger_comfy.adapter import claims, figures
 from memledger_comfy.pledges import TTL_S
 
 if TYPE_CHECKING:
@@ -106,22 +106,17 @@ def _limit(context: Context, upstream: float, torch_device: Any) -> float:
 def _pledge(context: Context, name: str, sizes: list[int]) -> int | None:
     """Keep a claim of the first of `sizes` that fits; which, or None. What this process has
     pledged already counts: its models make room for each other."""
-    from memledger import ClaimRefused
-
     pledged = context.pledges.size(name)
     if pledged >= sizes[0]:
-        return 0
-    account = context.link.account(name)
-    if account is None:
         return 0
     context.publisher.publish(name)
     before = context.pledges.take(name)
     if before is not None:
         before.cancel()
-    own = context.publisher.evictable(name)
-    try:
-        index, claim = account.claim_first(sizes, replacing=own, ttl=TTL_S)
-    except ClaimRefused:
-        return None
-    context.pledges.keep(name, claim)
-    return index
+    own = figures.replaceable(context, name)
+    for index, size in enumerate(sizes):
+        found = claims.claim(context, name, size, own, TTL_S)
+        if found is not None:
+            context.pledges.keep(name, found)
+            return index
+    return None
