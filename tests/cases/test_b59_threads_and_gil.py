@@ -145,9 +145,10 @@ for i in range({count(20_000, 100_000)}):
     device.free(); device.available(); device.budget()
     device.claimed_by_others(); device.figures()
 hot = steps - before
+device.publish(20 << 30)
 before = steps
 try:
-    device.claim(100 << 30, 0.2)    # waits, and in the end is refused
+    device.claim(10 << 30, 0.2)    # waits, and in the end is refused
 except Exception:
     pass
 cold = steps - before

@@ -155,11 +155,13 @@ while os.path.exists({str(flag)!r}):
 """
     )
     wait_until(lambda: truth.words[8] > 1000, what="it loops")
-    granted = 0
+    granted = rounds = 0
     with Raw(segment) as raw:
         word = raw.record_word(0, 0) + 1
         publishers = (raw[POOL_OFFSET] // 8) + 12
-        for _ in range(count(800, 50_000)):
+        # Enough grants over a claim that stood still, on a busy machine too: the watchdog ends it.
+        while rounds < count(800, 50_000) or granted <= 100:
+            rounds += 1
             for w in range(4):
                 # Everybody "publishes" (nothing): long scans, so that it stands in one more often.
                 raw[publishers + w] = (1 << 64) - 1
@@ -181,7 +183,6 @@ while os.path.exists({str(flag)!r}):
     over, theirs = looping.receive(60)
     truth.close()
     assert over == 0
-    assert granted > 100
     assert theirs > 100
 
 
