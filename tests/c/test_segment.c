@@ -646,7 +646,7 @@ static void test_full_pool_table_opens_privately_then_moves_over(void) {
 
 static void stop_with_the_table_locked(void) {
     ml_ledger *ledger = join();
-    kill_points_arm("pool.key", 1, SIGSTOP);
+    kill_points_arm("pool.kind", 1, SIGSTOP);
     (void)open_pool_of(ledger, "sim:stopped");
 }
 

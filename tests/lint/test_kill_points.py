@@ -99,3 +99,18 @@ def test_each_point_is_reached_by_the_kill_test(tmp_path: Path) -> None:
         if path.name != "kill.h":
             names = set(POINT.findall(path.read_text(encoding="utf-8")))
             assert names <= reached, f"{path.name}: never reached: {sorted(names - reached)}"
+
+
+def test_each_point_that_a_test_arms_exists() -> None:
+    armed = {
+        name
+        for path in (ROOT / "tests").rglob("*.c")
+        for name in re.findall(r'kill_points_arm\("([a-z_.]+)"', path.read_text())
+    }
+    points = {
+        name
+        for path in (ROOT / "csrc").rglob("*.[ch]")
+        for name in re.findall(r'ML_KILL_POINT\("([a-z_.]+)"', path.read_text())
+    }
+    assert armed
+    assert armed <= points
