@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,11 +22,26 @@ class Unavailable(Exception):
     """Why there is no such program here."""
 
 
-@functools.cache
-def scan_program() -> Path:
+def find_compiler() -> str:
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if compiler is None or sys.platform == "win32":
         raise Unavailable("no C compiler found")
+    return compiler
+
+
+@functools.cache
+def compiler_name() -> str:
+    """Such as "gcc 12": what the machine code depends on."""
+    asked = [find_compiler(), "-dM", "-E", "-x", "c", os.devnull]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    macros = dict(re.findall(r"^#define (\w+) (.*)$", done.stdout, re.M))
+    clang = macros.get("__clang_major__")
+    return f"clang {clang}" if clang else f"gcc {macros.get('__GNUC__', '?')}"
+
+
+@functools.cache
+def scan_program() -> Path:
+    compiler = find_compiler()
     own = "os_darwin.c" if sys.platform == "darwin" else "os_linux.c"
     system = [ROOT / "csrc/os" / own, ROOT / "csrc/os/os_fork.c"]
     sources = [*(ROOT / "csrc/core").glob("*.c"), *system, *(ROOT / "csrc/os").glob("os_posix*.c")]

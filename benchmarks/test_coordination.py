@@ -25,14 +25,15 @@ def test_flags(paired: Bench, path: str, method: str) -> None:
     paired(GROUP, f"{method}(), no leader", call, device, limit=2)
 
 
-def test_job_flag_with_a_leader(paired: Bench, path: str) -> None:
+@pytest.mark.parametrize("call", ["ledger.pending()", "ledger.interrupted()", "job.interrupted()"])
+def test_flags_with_a_leader(paired: Bench, path: str, call: str) -> None:
     device = joined_device(path)
+    ledger = device._ledger
     host = memledger.Ledger(label="host", role="host", path=path)
-    device._ledger._follow(*host._leader())  # type: ignore[misc]
-    job = device._ledger.job("a prompt")
-    paired(
-        GROUP, "job.interrupted(), a leader", loop("job.interrupted()", job=job), device, limit=2
-    )
+    ledger._follow(*host._leader())  # type: ignore[misc]
+    names = {"ledger": ledger, "job": ledger.job("a prompt")}
+    name = call if call.startswith("job") else call.partition(".")[2]
+    paired(GROUP, f"{name}, a leader", loop(call, **names), device, limit=2)
     host.leave()
 
 
