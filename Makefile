@@ -21,6 +21,10 @@ help:
 	@echo "make lint    formatting, types, layering and source rules"
 	@echo "make fix     format and fix what tools can fix"
 	@echo "make bench   speed, each figure beside an empty method of the same kind"
+	@echo "make bench-peers   the same work by shared_memory, LMDB, SQLite, Redis and others (minutes)"
+	@echo "make bench-scale   cost by number of members and devices (minutes)"
+	@echo "make bench-sampler overhead in a denoising loop of torch on the CPU (installs torch)"
+	@echo "make bench-comfy   overhead of the ComfyUI integration per sampler step"
 	@echo "make model   the protocols' Spin models"
 	@echo "make docs    the documentation as a site, in build/site"
 	@echo "make embed   the C core as build/libmemledger.a, for programs without Python"
@@ -77,6 +81,22 @@ fix: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	@$(BIN)/python benchmarks/report.py
+
+.PHONY: bench-peers bench-scale bench-sampler bench-comfy
+bench-peers: $(VENV)/.dev
+	@$(BIN)/python -m pip install --quiet lmdb redis prometheus_client matplotlib psutil nvidia-ml-py
+	@benchmarks/peers/get_redis.sh $(VENV)/redis
+	@$(BIN)/python -m benchmarks.peers.run
+
+bench-scale: $(VENV)/.dev
+	@$(BIN)/python -m benchmarks.scale
+
+bench-sampler: $(VENV)/.dev
+	@$(BIN)/python -m pip install --quiet torch==2.13.0
+	@$(BIN)/python -m benchmarks.sampler
+
+bench-comfy: $(VENV)/.dev
+	@$(BIN)/python -m benchmarks.comfy
 
 model: $(BIN)/python
 	@$(BIN)/python tests/model/run.py

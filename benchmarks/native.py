@@ -39,17 +39,20 @@ def compiler_name() -> str:
     return f"clang {clang}" if clang else f"gcc {macros.get('__GNUC__', '?')}"
 
 
+def core_sources() -> list[Path]:
+    own = "os_darwin.c" if sys.platform == "darwin" else "os_linux.c"
+    system = [ROOT / "csrc/os" / own, ROOT / "csrc/os/os_fork.c"]
+    return [*(ROOT / "csrc/core").glob("*.c"), *system, *(ROOT / "csrc/os").glob("os_posix*.c")]
+
+
 @functools.cache
 def scan_program() -> Path:
     compiler = find_compiler()
-    own = "os_darwin.c" if sys.platform == "darwin" else "os_linux.c"
-    system = [ROOT / "csrc/os" / own, ROOT / "csrc/os/os_fork.c"]
-    sources = [*(ROOT / "csrc/core").glob("*.c"), *system, *(ROOT / "csrc/os").glob("os_posix*.c")]
     directory = tempfile.TemporaryDirectory(prefix="memledger-bench-")
     _kept.append(directory)
     program = Path(directory.name) / "scan"
     command = [compiler, *FLAGS, "-I", str(ROOT / "csrc"), str(ROOT / "benchmarks/scan.c")]
-    command += [*map(str, sources), "-pthread", "-o", str(program)]
+    command += [*map(str, core_sources()), "-pthread", "-o", str(program)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise Unavailable(f"scan.c does not compile: {done.stderr[:400]}")

@@ -1,0 +1,1 @@
+"""Other ways to share three numbers per process, each through the same few methods."""
