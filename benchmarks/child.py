@@ -52,6 +52,24 @@ def write(path: str, counts: str, index: str) -> None:
                 count[where : where + 8] = done.to_bytes(8, "little")
 
 
+def publish_for(path: str, seconds: str) -> None:
+    """Publishes flat out once told to go, on whatever CPU it gets, and says how often."""
+    from benchmarks.members import bare_device
+
+    _, device = bare_device(path)
+    say("ready")
+    sys.stdin.readline()
+    cpu, begin, done = time.process_time(), time.perf_counter(), 0
+    end = begin + float(seconds)
+    while time.perf_counter() < end:
+        for _ in repeat(None, 100):
+            device.publish(8192)
+            device.publish(4096)
+        done += 200
+    took = time.perf_counter() - begin
+    say({"done": done, "seconds": took, "cpu_s": time.process_time() - cpu})
+
+
 def answer(path: str, count: str, turns: str) -> None:
     """Publishes once from each of `count` members whenever byte 0 of the file `turns` is 1, and
     sets it to 0."""
@@ -233,7 +251,19 @@ def join_time(path: str) -> None:
 
 ROLES: dict[str, Callable[..., None]] = {
     role.__name__: role
-    for role in (hold, write, answer, victim, claim, spin, spin_ffi, reads, memory, join_time)
+    for role in (
+        hold,
+        write,
+        publish_for,
+        answer,
+        victim,
+        claim,
+        spin,
+        spin_ffi,
+        reads,
+        memory,
+        join_time,
+    )
 }
 
 if __name__ == "__main__":
