@@ -113,6 +113,13 @@ def least(run: Callable[..., None], seconds: float) -> float:
 def measure(peer: Peer, count: int, seconds: float, beside: bool, answer: Any) -> None:
     if beside:
         run_on(0)
+    try:
+        answer.send(measured(peer, count, seconds, beside))
+    except Exception as error:  # of any library: it is what its user gets
+        answer.send({"failed": f"{type(error).__name__}: {error}"})
+
+
+def measured(peer: Peer, count: int, seconds: float, beside: bool) -> dict[str, Any]:
     peer.attach(0)
     gc.disable()
     found: dict[str, Any] = {
@@ -123,7 +130,7 @@ def measure(peer: Peer, count: int, seconds: float, beside: bool, answer: Any) -
     if not beside:
         for kind, ns in loops(peer, seconds / 3).items():
             found.setdefault(kind, {})["loop"] = ns
-    answer.send(found)
+    return found
 
 
 @contextmanager

@@ -62,7 +62,7 @@ def run(only: list[str], quick: bool) -> dict[str, Any]:
         note(kind.name)
         report["rows"] += rows(kind, quick)
         if kind.name != Free.name and not kind.steady:  # dies as figures() does
-            report["crashes"] += killed_inside(kind)
+            report["crashes"] += killed_inside(kind, quick)
     return report
 
 
@@ -97,7 +97,7 @@ def latency_lines(report: dict[str, Any], members: int, beside: bool) -> list[st
     lines.append(f"{'':30}{head}  {head}")
     for row in wanted:
         if "failed" in row:
-            lines.append(f"{row['peer']:30}{row['failed']:>9}")
+            lines.append(f"{row['peer']:30}  {row['failed']}")
             continue
         halves = (
             "".join(f"{cell:>9}" for cell in cells(row, call)) for call in ("publish", "read")
@@ -107,7 +107,7 @@ def latency_lines(report: dict[str, Any], members: int, beside: bool) -> list[st
             f"{row['peer']:30}" + "  ".join(halves) + (f"  {few} calls" if few < 1000 else "")
         )
     if not beside:
-        lines += [f"{name:30}{reason:>9}" for name, reason in report["missing"].items()]
+        lines += [f"{name:30}  {reason}" for name, reason in report["missing"].items()]
     return lines
 
 
