@@ -70,8 +70,11 @@ def one_panel(panel: Any, names: list[str], found: dict[str, dict[str, Any]]) ->
             panel.plot(figures["p50"], at, marker, color=colour, markersize=5.5, label=label)
             label = None
     panel.set_xscale("log")
-    ticks = {1e2: "100 ns", 1e3: "1 us", 1e4: "10 us", 1e5: "100 us", 1e6: "1 ms", 1e7: "10 ms"}
-    panel.set_xticks(list(ticks), list(ticks.values()))
+    names_of_ticks = ("100 ns", "1 us", "10 us", "100 us", "1 ms", "10 ms", "100 ms", "1 s", "10 s")
+    _, most = panel.get_xlim()
+    ticks = [100.0 * 10**power for power in range(len(names_of_ticks))]
+    count = sum(tick <= most for tick in ticks)
+    panel.set_xticks(ticks[:count], names_of_ticks[:count], fontsize=8)
     panel.minorticks_off()
     panel.grid(axis="x", color="#dddddd", linewidth=0.8)
     panel.set_axisbelow(True)
