@@ -241,6 +241,8 @@ ml_view *ml_view_private(void);
 /* Unmaps it; NULL: nothing. */
 void ml_view_free(ml_view *view);
 void ml_words_store(ml_u64 *words, unsigned count, const char *text);
+/* Has it no control character? Then it reads back as it was stored. */
+bool ml_text_is_plain(const char *text);
 /* Copies and terminates; control characters become '?'. May be no valid UTF-8. */
 void ml_words_load(const ml_u64 *words, unsigned count, char *text);
 

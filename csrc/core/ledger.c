@@ -151,10 +151,15 @@ uint64_t ml_ledger_fork_count(const ml_ledger *ledger) {
 
 /* ---- devices ---- */
 
+/* A key that does not read back as it was written would never be found again: each look makes one more entry. */
+static bool key_is_valid(const char *key) {
+    return strlen(key) < ML_KEY_BYTES && ml_text_is_plain(key);
+}
+
 static bool spec_is_valid(const ml_pool_spec *spec) {
-    if (!spec->key || !*spec->key || strlen(spec->key) >= ML_KEY_BYTES) return false;
+    if (!spec->key || !*spec->key || !key_is_valid(spec->key)) return false;
     for (unsigned a = 0; a < ML_ALIASES_MAX; a++)
-        if (spec->aliases[a] && strlen(spec->aliases[a]) >= ML_KEY_BYTES) return false;
+        if (spec->aliases[a] && !key_is_valid(spec->aliases[a])) return false;
     return spec->kind >= ML_KIND_DEVICE && spec->kind <= ML_KIND_PIN;
 }
 

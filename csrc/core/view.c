@@ -215,6 +215,19 @@ void ml_view_free(ml_view *view) {
     free(view);
 }
 
+/* Bytes of the control character at `c`, of ASCII or, in UTF-8, of Latin-1: terminals obey both. 0: none there. */
+static unsigned control_bytes(const char *c) {
+    unsigned char first = (unsigned char)c[0], second = first ? (unsigned char)c[1] : 0;
+    if ((first && first < 0x20) || first == 0x7f) return 1;
+    return first == 0xc2 && second >= 0x80 && second < 0xa0 ? 2 : 0;
+}
+
+bool ml_text_is_plain(const char *text) {
+    for (; *text; text++)
+        if (control_bytes(text)) return false;
+    return true;
+}
+
 void ml_words_store(ml_u64 *words, unsigned count, const char *text) {
     char padded[ML_KEY_BYTES > ML_LABEL_BYTES ? ML_KEY_BYTES : ML_LABEL_BYTES];
     memset(padded, 0, sizeof padded);
@@ -237,5 +250,5 @@ void ml_words_load(const ml_u64 *words, unsigned count, char *text) {
     text[count * 8u - 1] = '\0';
     /* Bytes above ASCII stay: names are UTF-8, and whoever shows them decodes them with care. */
     for (char *c = text; *c; c++)
-        if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
+        for (unsigned n = control_bytes(c); n; n--) c[n - 1] = '?';
 }

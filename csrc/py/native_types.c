@@ -106,8 +106,10 @@ static PyObject *device_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     status = ml_device_open(core, specs, (unsigned)count, &device);
     Py_END_ALLOW_THREADS;
     if (status == ML_ERR_ARGUMENT)
-        return PyErr_Format(PyExc_ValueError, "bad levels: keys of 1 to %d bytes, kinds of 0..4, no pool twice",
-                            ML_KEY_BYTES - 1);
+        return PyErr_Format(
+            PyExc_ValueError,
+            "bad levels: keys of 1 to %d bytes without control characters, kinds of 0..4, no pool twice",
+            ML_KEY_BYTES - 1);
     if (status == ML_FULL)
         return native_raise_named(
             "LedgerError",
