@@ -15,7 +15,7 @@ void ml_lock_wait(ml_u64 *lock) {
     while (!ml_lock_try(lock)) os_sleep_ns(20000);
 }
 
-static bool make_cookie(ml_ledger *ledger) {
+static void make_cookie(ml_ledger *ledger) {
     ledger->cookie_value = os_random_u64() | 1;
     const volatile uint64_t *word = os_cookie_new(ledger->cookie_value);
     if (!word) { /* then the fork hook clears this one; children made by raw clone go unnoticed */
@@ -23,7 +23,6 @@ static bool make_cookie(ml_ledger *ledger) {
         word = &ledger->plain_cookie;
     }
     ml_ptr_store_release(&ledger->cookie, (void *)(uintptr_t)word);
-    return true;
 }
 
 static void resolve_path(ml_ledger *ledger, const char *path) {
@@ -50,9 +49,10 @@ int ml_ledger_join(const ml_join_options *options, ml_ledger **out) {
     resolve_path(ledger, options->path);
     ledger->seat.me = ML_NO_SLOT;
     ledger->private_view = ml_view_private();
-    if (!ledger->private_view || !make_cookie(ledger) || ml_fork_watch(ledger) != OS_OK) {
-        ml_view_free(ledger->private_view);
-        free(ledger);
+    make_cookie(ledger);
+    if (!ledger->private_view || ml_fork_watch(ledger) != OS_OK) {
+        ml_store_release(&ledger->closed, 1); /* it never was open */
+        ml_ledger_free(ledger);
         return ML_ERR_MEMORY;
     }
     ml_ledger_attach(ledger);

@@ -232,6 +232,7 @@ int ml_image_open(const char *path, ml_image **out, ml_ledger_info *info) {
     memset(info, 0, sizeof *info);
     info->slot = ML_NO_SLOT;
     info->system_call = "";
+    info->degraded_status = ML_ERR_MEMORY;
     ml_image *image = calloc(1, sizeof *image);
     if (!image) return ML_ERR_MEMORY;
     resolve(path, image->view.path);

@@ -24,7 +24,9 @@ class Housekeeping:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = weakref.ref(ledger)
-        self._stopping = threading.Event()
+        # Not an Event: setting one may stay half done where memory runs out, its lock held ever
+        # after.
+        self._stopping = False
         self._thread = threading.Thread(target=self._run, name="memledger", daemon=True)
 
     def start(self) -> None:
@@ -35,7 +37,7 @@ class Housekeeping:
 
     def stop(self) -> None:
         """Ends the thread, unless it hangs in a driver: then it is left to the process's end."""
-        self._stopping.set()
+        self._stopping = True
         ledger = self._ledger()
         if ledger is not None and self._thread.is_alive():
             ledger._wake()
@@ -44,14 +46,14 @@ class Housekeeping:
 
     def _run(self) -> None:
         pause_s, mark = 0.0, 0
-        while not self._stopping.is_set():
+        while not self._stopping:
             ledger = self._ledger()
             if ledger is None:
                 return
             if pause_s:
                 # From the mark: an ask that came while this round looked elsewhere is not slept on.
                 ledger._wait(pause_s, mark)
-                if self._stopping.is_set():
+                if self._stopping:
                     return
             try:
                 mark = ledger._wake_mark()

@@ -86,9 +86,19 @@ class Ledger(_native.Ledger):
             slots=slots,
             group=_native.job_key(short_id(name)) if name else 0,
         )
+        try:
+            self._set_up(label, role, name, explicit_path=path is not None)
+        except BaseException:
+            # Nobody has the handle to leave with: the slot would stay taken for the life of this
+            # process.
+            self._leave()
+            raise
+        return self
+
+    def _set_up(self, label: str, role: str, group: str, *, explicit_path: bool) -> None:
         self.label = label
         self.role = role
-        self._explicit_path = path is not None
+        self._explicit_path = explicit_path
         self._devices = {}
         self._pool_sources = {}
         self._source_retry = {}
@@ -101,7 +111,7 @@ class Ledger(_native.Ledger):
         self._ram_moved = False
         self._full_sweep_at = 0.0
         self._closed = False
-        self.group = name
+        self.group = group
         self.holders = Holders()
         self._asks = Asks(self)
         self._leader_reason = ""
@@ -114,7 +124,6 @@ class Ledger(_native.Ledger):
         _alive.add(self)
         if self.scope == "private":
             _warn_private(self.degraded_reason)
-        return self
 
     group: str
     """Name of the group; hand it to workers as MEMLEDGER_GROUP. "" where none was given: then the
@@ -190,13 +199,12 @@ class Ledger(_native.Ledger):
         else:
             spec = resolve(name, total=total)
         with self._lock:
-            device = self._devices.get(spec.key)
-            if device is None:
-                device = Device(self, spec)
-                self._devices[spec.key] = device
-                self._adopt_sources(device)
-                if spec.name in ("ram", "cpu") and self._ram_device is None:
-                    self._ram_device, self._ram_watch = device, RamWatch()
+            device = self._devices.get(spec.key) or Device(self, spec)
+            # Each step on its own and each time: memory may have run out after the one before.
+            self._adopt_sources(device)
+            self._devices[spec.key] = device
+            if spec.name in ("ram", "cpu") and self._ram_device is None:
+                self._ram_device, self._ram_watch = device, RamWatch()
             if spec.total is not None:
                 device._set_limit(spec.total)
             if isinstance(name, str) and "?" not in name:
@@ -309,9 +317,8 @@ class Ledger(_native.Ledger):
     def leave(self) -> None:
         """Publish zeros and give the slot back. Devices of this ledger raise LedgerClosed from then
         on. Harmless a second time."""
-        with self._lock:
-            self._closed = True
-        self._leave()
+        self._leave()  # first: it is what matters, and it needs no memory
+        self._closed = True
         self._housekeeping.stop()
         self._close_idle_sources(0.0)
         # Devices refer to this handle from C, where the garbage collector does not look: a cycle
@@ -319,9 +326,9 @@ class Ledger(_native.Ledger):
         self._devices = {}
         self._ram_device = None
         self.holders._clear()
-        with _joined_lock:
-            for key in [key for key, ledger in _joined.items() if ledger is self]:
-                del _joined[key]
+        # Without the lock: `join` puts a handle only where none is, and takes none away.
+        for key in [key for key, ledger in list(_joined.items()) if ledger is self]:
+            _joined.pop(key, None)
 
     def __enter__(self) -> Ledger:
         return self
@@ -353,10 +360,10 @@ class Ledger(_native.Ledger):
         for pool, source in zip(device._pools(), device._spec.sources, strict=True):
             if source is not None and pool not in self._pool_sources:
                 self._pool_locks[pool] = threading.Lock()
-                self._pool_sources[pool] = bounded(source)
                 # Finding the device has opened its driver's session already, reading or not.
                 self._read_at[pool] = time.monotonic()
                 self._set_reader(pool, True)
+                self._pool_sources[pool] = bounded(source)  # last: says that all of it is done
 
     def _read_if_older(self, pool: int, max_age_s: float) -> None:
         fields = self._reading(pool)
@@ -564,11 +571,18 @@ def join(
     """
     path = absolute(path)
     key = os.fsdecode(path) if path else _native.default_path() or ""
-    with _joined_lock:
+    # Not `with`, whose end needs memory for its arguments: where there is none, the lock would stay
+    # held, and the next join would wait for ever.
+    lock = _joined_lock
+    lock.acquire()
+    try:
         ledger = _joined.get(key)
         if ledger is None:
-            ledger = _joined[key] = Ledger(label=label, role=role, path=path, group=group)
+            ledger = Ledger(label=label, role=role, path=path, group=group)
+            _joined[key] = ledger
             return ledger
+    finally:
+        lock.release()
     if role not in ("other", ledger.role) or group not in (None, ledger.group):
         warnings.warn(
             f"this process has joined {key} already, as {ledger.role!r} of group "
