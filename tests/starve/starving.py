@@ -2,9 +2,9 @@
 
     starving.py LIBRARY ACT KINDS SCOPE BURST MOST SEED
 
-After each failure the process must go on: the same act succeeds, figures are what they were, nothing
-of it is left. Prints one JSON line: how many acts, how many calls failed, what came of it, and what
-was wrong. The other end is test_starved.py.
+After each failure the process must go on: the same act succeeds, figures are what they were,
+nothing of it is left. Prints one JSON line: how many acts, how many calls failed, what came of it,
+and what was wrong. The other end is test_starved.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Without memory, descriptors or room: MemoryError, or degraded with the reason. Never a crash, never
+"""Without memory, descriptors or room: MemoryError, or degraded with the reason. Never a crash or
 a hang, nothing lost, and the process goes on.
 
 Every allocation of the native module fails once, and once for good; then those of the interpreter
@@ -134,7 +134,7 @@ def test_starved_of_descriptors_it_degrades_and_heals(spawn: Any, segment: Path)
 
 
 def test_starved_after_the_join_a_member_needs_no_descriptor(spawn: Any, segment: Path) -> None:
-    """Publishing, claiming and reading go on; what a sweep cannot look at stays for the next one."""
+    """Publishing, claiming and reading go on; what a sweep cannot look at stays for the next."""
     owner: Member = spawn("owner", total=TOTAL)
     victim: Member = spawn("victim", total=TOTAL)
     member: Member = spawn("m", total=TOTAL)

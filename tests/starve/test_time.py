@@ -1,5 +1,5 @@
-"""Signals all the time, next to no CPU, clocks that step, gaps like a suspend: nothing is lost, nobody
-is taken for dead, and what is not known is said."""
+"""Signals all the time, next to no CPU, clocks that step, gaps like a suspend: nothing is lost,
+nobody is taken for dead, and what is not known is said."""
 
 from __future__ import annotations
 
@@ -252,8 +252,8 @@ def test_the_wall_clock_may_step_by_years(
 def test_clocks_that_jump_as_over_a_suspend_lose_nobody(
     pair: tuple[Member, Member], shim: Path, clocks: tuple[int, ...]
 ) -> None:
-    """All members wake ten minutes later at once. What was read before is old now and says so, or is
-    read anew; members and claims without an end stay."""
+    """All members wake ten minutes later at once. What was read before is old now and says so, or
+    is read anew; members and claims without an end stay."""
     a, b = pair
     try:
         a.run("kept = device.claim(1 << 30)")
