@@ -8,6 +8,7 @@ shows.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import inspect
@@ -23,7 +24,7 @@ import pytest
 
 import memledger
 from helpers import units
-from memledger import sim
+from memledger import _native, sim
 
 MIB = 1 << 20
 ROUNDS = 5
@@ -56,6 +57,8 @@ def _heap_bytes() -> int:
 class Usage(NamedTuple):
     descriptors: int
     mappings: int
+    address_kib: int
+    """Mappings that touch are shown as one, so their number does not tell."""
     threads: int
     heap_bytes: int
     python_blocks: int
@@ -66,6 +69,7 @@ def usage() -> Usage:
     return Usage(
         len(os.listdir("/proc/self/fd")),
         Path("/proc/self/maps").read_text().count("\n"),
+        int(Path("/proc/self/statm").read_text().split()[0]) * 4,
         threading.active_count(),
         _heap_bytes(),
         sys.getallocatedblocks(),
@@ -84,7 +88,12 @@ def growth(call: Callable[[], object], calls: int, rounds: int = ROUNDS) -> dict
     grown = {}
     for name, values in zip(Usage._fields, zip(*seen, strict=True), strict=True):
         # What the measuring itself leaves between two looks is some 15 blocks.
-        least = {"heap_bytes": 1024, "python_blocks": max(calls // 10, 40)}.get(name, 1)
+        least = {
+            "address_kib": 4 * calls,
+            "heap_bytes": 1024,
+            # Caches of the interpreter fill up slowly; what is kept by each call is a block each.
+            "python_blocks": max(calls * 3 // 4, 40),
+        }.get(name, 1)
         if all(after - before >= least for before, after in itertools.pairwise(values)):
             grown[name] = list(values)
     return grown
@@ -282,3 +291,23 @@ def test_claims_keep_nothing(ledger: memledger.Ledger) -> None:
             claim.cancel()
 
     assert not growth(claims, units.count(100_000, 1_000_000) // 1000 // ROUNDS)
+
+
+def test_a_join_that_fails_keeps_nothing(segment: Path) -> None:
+    """A process has room for so many handles; one more is refused, after much of it was made."""
+    handles: list[_native.Ledger] = []
+
+    def join() -> None:
+        with contextlib.suppress(MemoryError):
+            while True:
+                handles.append(_native.Ledger(path=segment, label="one of many"))
+
+    join()
+    most = len(handles)
+    try:
+        assert most > 200
+        assert not growth(join, 20)
+        assert len(handles) == most
+    finally:
+        for handle in handles:
+            handle._leave()

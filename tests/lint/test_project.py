@@ -61,7 +61,7 @@ def test_paths_named_in_the_docs_exist() -> None:
 def test_tests_named_in_the_docs_exist() -> None:
     """docs/design.md says for each guarantee which test fails without it."""
     known = "\n".join(text_of(path) for path in ROOT.glob("tests/**/*.[pc]*") if path.is_file())
-    for path in ROOT.glob("docs/**/*.md"):
+    for path in [ROOT / "SECURITY.md", *ROOT.glob("docs/**/*.md")]:
         for name in re.findall(r"`(test_[a-z0-9_]+)`", text_of(path)):
             assert name in known, f"{path.name} names {name}, which no test has"
 
