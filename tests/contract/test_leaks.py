@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import memledger
+import memledger.torch as adapter
 from helpers import units
 from memledger import _native, sim
 
@@ -311,3 +312,133 @@ def test_a_join_that_fails_keeps_nothing(segment: Path) -> None:
     finally:
         for handle in handles:
             handle._leave()
+
+
+# ---- the simulated card, and torch through a stand-in on one
+
+
+class Sim:
+    """A card, an allocator on it, and a device of the ledger with the stand-in for torch.cuda."""
+
+    def __init__(self, ledger: memledger.Ledger, name: str) -> None:
+        self.ledger = ledger
+        self.url = f"{name}?total=8GiB"
+        self.card = sim.open_url(self.url)
+        self.allocator = sim.Allocator(self.card)
+        self.gpu = ledger.device(f"sim:{self.url}")
+        self.backend = _Cuda(self.allocator)
+        self.holder = adapter.empty_cache_holder(self.gpu, index=0, backend=self.backend)
+
+
+class _Cuda:
+    def __init__(self, allocator: sim.Allocator) -> None:
+        self._allocator = allocator
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return 1
+
+    def memory_stats(self, device: int) -> dict[str, int]:
+        return {
+            "reserved_bytes.all.current": self._allocator.reserved,
+            "allocated_bytes.all.current": self._allocator.allocated,
+        }
+
+    def empty_cache(self) -> None:
+        self._allocator.empty_cache()
+
+
+def _allocate(s: Sim, act: Callable[[sim.Allocation], object]) -> None:
+    with s.allocator.alloc(MIB) as allocation:
+        act(allocation)
+
+
+def _block(s: Sim, act: Callable[[sim.Block], object]) -> None:
+    block = s.card.alloc(MIB)
+    act(block)
+    block.free()
+
+
+def _give_back(s: Sim) -> None:
+    s.card.alloc(MIB)  # a block without an owner stays until its bytes are given back
+    s.card.give_back(MIB)
+
+
+def _pump(s: Sim) -> None:
+    with s.gpu.claim(MIB) as claim, adapter.pump(claim, s.gpu, index=0, backend=s.backend):
+        pass
+
+
+SIM_CALLS: dict[str, Callable[[Sim], object]] = {
+    "Allocation.free": lambda s: s.allocator.alloc(MIB).free(),
+    "Allocation.poll": lambda s: _allocate(s, lambda a: a.poll()),
+    "Allocation.wait": lambda s: _allocate(s, lambda a: a.wait(1.0)),
+    "Allocator.alloc": lambda s: _allocate(s, lambda a: a.landed),
+    "Allocator.empty_cache": lambda s: (s.allocator.alloc(MIB).free(), s.allocator.empty_cache()),
+    "Allocator.free": lambda s: s.allocator.free(s.allocator.alloc(MIB)),
+    "Block.free": lambda s: s.card.alloc(MIB).free(),
+    "Block.poll": lambda s: _block(s, lambda b: b.poll()),
+    "Block.wait": lambda s: _block(s, lambda b: b.wait(1.0)),
+    "Card.alloc": lambda s: _block(s, lambda b: b.landed),
+    "Card.close": lambda s: (s.card.alloc(MIB), s.card.close()),
+    "Card.foreign": lambda s: s.card.foreign(MIB),
+    "Card.foreign_bytes": lambda s: s.card.foreign_bytes(),
+    "Card.free": lambda s: s.card.free(),
+    "Card.give_back": _give_back,
+    "Card.held_by_me": lambda s: s.card.held_by_me(),
+    "Card.holders": lambda s: s.card.holders(),
+    "Card.read": lambda s: s.card.read(),
+    "Card.used": lambda s: s.card.used(),
+    "existing": lambda s: sim.existing(),
+    "open_url": lambda s: sim.open_url(s.url),
+    "remove": lambda s: sim.remove("there-is-none"),
+    "torch.EmptyCacheHolder.release_memory": lambda s: s.holder.release_memory(s.gpu, MIB),
+    "torch.amounts": lambda s: adapter.amounts(s.gpu, index=0, backend=s.backend),
+    "torch.context_allowance": lambda s: adapter.context_allowance(
+        s.gpu, index=0, backend=s.backend
+    ),
+    "torch.empty_cache_holder": lambda s: adapter.empty_cache_holder(
+        s.gpu, index=0, backend=s.backend
+    ),
+    "torch.max_memory": lambda s: adapter.max_memory(
+        s.ledger, devices={0: s.gpu}, backend=s.backend
+    ),
+    "torch.publish": lambda s: adapter.publish(s.gpu, index=0, backend=s.backend),
+    "torch.pump": _pump,
+}
+SIM_SLOW = {"torch.pump"}
+
+
+def module_api(module: Any, prefix: str = "") -> set[str]:
+    """Functions and public methods of what a module names. Protocols and tuples keep nothing."""
+    found = set()
+    for name in module.__all__:
+        value = getattr(module, name)
+        if inspect.isclass(value):
+            if issubclass(value, (tuple, Exception)) or getattr(value, "_is_protocol", False):
+                continue
+            methods = {m: getattr(value, m) for m in dir(value) if not m.startswith("_")}
+            found |= {f"{prefix}{name}.{m}" for m, member in methods.items() if callable(member)}
+        elif callable(value):
+            found.add(prefix + name)
+    return found
+
+
+def test_every_public_call_of_sim_and_torch_has_a_leak_test() -> None:
+    assert module_api(sim) | module_api(adapter, "torch.") == set(SIM_CALLS)
+
+
+@pytest.fixture
+def simulated(ledger: memledger.Ledger) -> Any:
+    name = f"leaks-{os.getpid()}"
+    yield Sim(ledger, name)
+    sim.remove(name)
+
+
+@pytest.mark.parametrize("name", sorted(SIM_CALLS))
+def test_a_call_of_sim_or_torch_keeps_nothing(simulated: Sim, name: str) -> None:
+    calls = SLOW_CALLS if name in SIM_SLOW else CALLS
+    grown = growth(lambda: SIM_CALLS[name](simulated), calls)
+    assert not grown, f"after rounds of {calls} calls of {name}: {grown}"

@@ -158,7 +158,10 @@ def shown(*arguments: str, path: Path) -> str:
     return (done.stdout + done.stderr).decode()
 
 
-COMMANDS = (["dump"], ["dump", "--json"], ["doctor"], ["sweep"], ["reset"])
+COMMANDS = (
+    ["dump"], ["dump", "--json"], ["doctor"], ["sweep"], ["reset"], ["top", "--once"], ["export"],
+    ["record", "--for", "0.3s", "-"],
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
