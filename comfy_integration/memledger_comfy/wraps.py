@@ -5,6 +5,7 @@ cost a log line, wrapping twice wraps once, and whoever wraps over us keeps what
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -53,15 +54,18 @@ class Wraps:
 
     def __init__(self) -> None:
         self._all: list[_Wrap] = []
+        self._swept: list[tuple[dict[str, Any], str, Any, Any]] = []
+        """Copies that were replaced: whose names, which, what stood there, what does now."""
 
     def result(self, owner: Any, name: str, key: str, adjust: Adjust) -> bool:
-        """Let `adjust(value, args, kwargs)` change what `owner.name` returns. False: no such
-        function."""
+        """Let `adjust(value, args, kwargs)` change what `owner.name` returns, or what awaiting it
+        does. False: no such function."""
         wrap = self._begin(owner, name, key)
         if wrap is None:
             return self._has(owner, name, key)
         original = getattr(owner, name)
 
+        # Called per layer: not through a helper.
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             value = original(*args, **kwargs)
             if not wrap.active:
@@ -72,13 +76,24 @@ class Wraps:
                 log.failed(key, error)
                 return value
 
-        wrap.install(wrapper)
+        async def wrapper_async(*args: Any, **kwargs: Any) -> Any:
+            value = await original(*args, **kwargs)
+            if not wrap.active:
+                return value
+            try:
+                return adjust(value, args, kwargs)
+            except Exception as error:
+                log.failed(key, error)
+                return value
+
+        wrap.install(wrapper_async if _is_async(original) else wrapper)
         self._all.append(wrap)
         return True
 
     def around(self, owner: Any, name: str, key: str, enter: Enter) -> bool:
         """Call `enter(args, kwargs)` before `owner.name`, and what it returned (if anything) after
-        it, as `leave(value, error)`: one of the two is None. False: no such function."""
+        it, as `leave(value, error)`: one of the two is None. A coroutine function begins and ends
+        where it is awaited. False: no such function."""
         wrap = self._begin(owner, name, key)
         if wrap is None:
             return self._has(owner, name, key)
@@ -96,7 +111,19 @@ class Wraps:
                 _guarded(key, leave, value, None)
             return value
 
-        wrap.install(wrapper)
+        async def wrapper_async(*args: Any, **kwargs: Any) -> Any:
+            leave = _guarded(key, enter, args, kwargs) if wrap.active else None
+            try:
+                value = await original(*args, **kwargs)
+            except BaseException as error:
+                if leave is not None:
+                    _guarded(key, leave, None, error)
+                raise
+            if leave is not None:
+                _guarded(key, leave, value, None)
+            return value
+
+        wrap.install(wrapper_async if _is_async(original) else wrapper)
         self._all.append(wrap)
         return True
 
@@ -114,13 +141,20 @@ class Wraps:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             return made(*args, **kwargs) if wrap.active else original(*args, **kwargs)
 
-        wrap.install(wrapper)
+        async def wrapper_async(*args: Any, **kwargs: Any) -> Any:
+            return await (made if wrap.active else original)(*args, **kwargs)
+
+        wrap.install(wrapper_async if _is_async(original) else wrapper)
         self._all.append(wrap)
         return True
 
     def undo(self) -> None:
         """Take everything out, in the opposite order. What others have wrapped over stays in place
         and does nothing more."""
+        for names, name, before, now in reversed(self._swept):
+            if names.get(name) is now:
+                names[name] = before
+        self._swept.clear()
         for wrap in reversed(self._all):
             wrap.undo()
         self._all.clear()
@@ -142,7 +176,8 @@ class Wraps:
                 wrap = wrapped.get(id(value))
                 if wrap is None or (module is wrap.owner and name == wrap.name):
                     continue
-                names[name] = vars(wrap.owner).get(wrap.name, wrap.wrapper)
+                now = names[name] = vars(wrap.owner).get(wrap.name, wrap.wrapper)
+                self._swept.append((names, name, value, now))
                 count += 1
         return count
 
@@ -169,6 +204,17 @@ class Wraps:
         # are inside; only a module that was loaded anew has a function of its own here again.
         before = any((w.owner, w.name, w.key) == (owner, name, key) for w in self._all)
         return before and not _is_own(owner, function)
+
+
+def put_back(owner: Any, name: str, ours: Any, plain: Any) -> None:
+    """Give `owner.name` its former value, where it is still `ours`."""
+    if getattr(owner, name, None) is ours:
+        setattr(owner, name, plain)
+
+
+def _is_async(function: Any) -> bool:
+    """Packs ask that of a function before they wrap it themselves: the wrapper says the same."""
+    return inspect.iscoroutinefunction(function)
 
 
 def _guarded(key: str, call: Function, *args: Any) -> Any:

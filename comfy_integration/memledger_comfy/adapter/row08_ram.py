@@ -62,5 +62,12 @@ def _bound_old(context: Context) -> str | None:
         return "this ComfyUI has no get_free_memory"
     total = ram.total()
     if total and hasattr(mm, "total_ram") and mm.total_ram > total / _MIB:
-        mm.total_ram = total / _MIB
+        upstream, assigned = mm.total_ram, total / _MIB
+        mm.total_ram = assigned
+
+        def undo() -> None:
+            if mm.total_ram == assigned:
+                mm.total_ram = upstream
+
+        context.on_undo(undo)
     return None

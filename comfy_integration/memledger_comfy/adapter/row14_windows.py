@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from memledger_comfy import log
 from memledger_comfy.publisher import Part
+from memledger_comfy.wraps import put_back
 
 if TYPE_CHECKING:
     from memledger_comfy.context import Context
@@ -20,6 +21,7 @@ NAME = "windows"
 ROWS = (14,)
 ROLES = ("host", "worker")
 REQUIRES = ("torch", "comfy.model_management")
+AFTER = ("comfy.model_prefetch",)
 
 WINDOW_S = 0.25
 """What a capture announces: siblings go on after it, come what may."""
@@ -43,18 +45,13 @@ def install(context: Context) -> str | None:
     plain = getattr(cuda, "graph", None)
     if not isinstance(plain, type):
         return "this torch has no torch.cuda.graph"
+    pools = context.kept.setdefault(NAME, _Pools())
     if not getattr(plain, "__memledger__", False):
-        pools = _Pools()
-        cuda.graph = _window_class(plain, context, cuda, pools)
+        ours = cuda.graph = _window_class(plain, context, cuda, pools)
         context.publisher.contribute(NAME, pools.part)
-        context.on_undo(lambda: _put_back(cuda, plain))
-        _forget_at_cleanup(context, pools)
+        context.on_undo(lambda: put_back(cuda, "graph", ours, plain))
+    _forget_at_cleanup(context, pools)
     return None
-
-
-def _put_back(cuda: Any, plain: type) -> None:
-    if getattr(cuda.graph, "__memledger__", False):
-        cuda.graph = plain
 
 
 def _forget_at_cleanup(context: Context, pools: _Pools) -> None:

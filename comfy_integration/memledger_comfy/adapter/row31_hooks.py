@@ -7,10 +7,12 @@ that exist are published as releasable.
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 from memledger_comfy import log
 from memledger_comfy.publisher import Part
+from memledger_comfy.wraps import put_back
 
 if TYPE_CHECKING:
     from memledger_comfy.context import Context
@@ -32,58 +34,63 @@ def install(context: Context) -> str | None:
     cls = getattr(patcher, "ModelPatcher", None)
     if not hasattr(cls, "patch_hooks"):
         return "this ComfyUI has no ModelPatcher.patch_hooks"
-    cache = _HookCache(context)
     if not getattr(plain, "__memledger__", False):
-        patcher.MemoryCounter = _counter_class(plain, cache)
-        context.on_undo(lambda: setattr(patcher, "MemoryCounter", plain))
+        cache = _HookCache(context)
+        ours = patcher.MemoryCounter = _counter_class(plain, cache)
+        context.on_undo(lambda: put_back(patcher, "MemoryCounter", ours, plain))
         context.publisher.contribute(NAME, cache.part)
         context.wraps.around(cls, "patch_hooks", NAME, cache.patching)
     return None
 
 
+class _Patching:
+    """One that is going on: what its cache was granted, in claims, and has not used."""
+
+    def __init__(self, device: Any) -> None:
+        self.device = device
+        self.claims: list[Any] = []
+        self.granted = 0
+
+
 class _HookCache:
-    """The claim behind the patching that is going on, and what stays of it."""
+    """The claims behind the patchings that are going on, and what stays of them."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._device: Any = None
-        self._claim: Any = None
-        self._granted = 0
+        self._here = threading.local()
+        """`patching`: this thread's; cards are sampled on a thread each."""
 
     def patching(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        outer = self._device, self._claim, self._granted
-        device = self._context.link.device(getattr(args[0], "load_device", "cpu"))
-        self._device, self._claim, self._granted = device, None, 0
+        outer = getattr(self._here, "patching", None)
+        now = _Patching(self._context.link.device(getattr(args[0], "load_device", "cpu")))
+        self._here.patching = now
 
         def done(value: Any, error: BaseException | None) -> None:
-            claim = self._claim
-            self._device, self._claim, self._granted = outer
+            self._here.patching = outer
             # First what has landed, then the promise: the other way round it would be nobody's.
             self._context.publisher.at_safe_point()
-            if claim is not None:
-                claim.cancel()
+            for claim in now.claims:
+                try:
+                    claim.cancel()
+                except Exception as own:
+                    log.failed(NAME, own)
 
         return done
 
     def allows(self, nbytes: int) -> bool:
         """Whether `nbytes` more may be cached on the card."""
-        if self._device is None:
+        now: _Patching | None = getattr(self._here, "patching", None)
+        if now is None or now.device is None:
             return True
-        if nbytes > self._granted:
-            more = max(nbytes - self._granted, _CHUNK)
-            claim = self._device.try_claim(more)
+        if nbytes > now.granted:
+            more = max(nbytes - now.granted, _CHUNK)
+            claim = now.device.try_claim(more)
             if claim is None:
                 return False
-            self._adopt(claim)
-            self._granted += more
-        self._granted -= nbytes
+            now.claims.append(claim)
+            now.granted += more
+        now.granted -= nbytes
         return True
-
-    def _adopt(self, claim: Any) -> None:
-        if self._claim is None:
-            self._claim = claim
-        else:
-            self._claim = _Both(self._claim, claim)
 
     def part(self, name: str) -> Part | None:
         """The copies are torch's, so they are held already: only that they could be given back is
@@ -97,15 +104,6 @@ class _HookCache:
                 continue
             total += _copies(patcher, name)
         return Part(releasable=total) if total else None
-
-
-class _Both:
-    def __init__(self, first: Any, second: Any) -> None:
-        self._first, self._second = first, second
-
-    def cancel(self) -> None:
-        self._first.cancel()
-        self._second.cancel()
 
 
 def _copies(patcher: Any, name: str) -> int:
