@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from memledger_comfy import forks
 from memledger_comfy.points import FREE
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ _KEPT = "free words"
 class FreeWords:
     def __init__(self, get_ledger: Callable[[], Ledger | None]) -> None:
         self._get_ledger = get_ledger
-        self._lock = threading.Lock()
+        self._lock: Any
+        forks.afresh(self, "_lock", threading.Lock)
         self._unheard = 0
         """Flags of others' requests that were found while one of our own was made."""
 

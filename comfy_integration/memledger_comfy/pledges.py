@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from memledger_comfy import log
+from memledger_comfy import forks, log
 
 if TYPE_CHECKING:
     from memledger_comfy.context import Context
@@ -21,8 +21,10 @@ class Pledges:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._lock = threading.Lock()
+        self._lock: Any
+        forks.afresh(self, "_lock", threading.Lock)
         self._claims: dict[str, Any] = {}
+        forks.in_child(self, lambda self: self._claims.clear())
 
     def size(self, name: str) -> int:
         """Bytes pledged on the torch device called `name`, and not dropped since."""

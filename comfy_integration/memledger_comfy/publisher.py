@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from memledger_comfy import log
+from memledger_comfy import forks, log
 from memledger_comfy.policy import Held as Measured
 
 if TYPE_CHECKING:
@@ -45,11 +45,19 @@ class Publisher:
         self._parts: dict[str, Callable[[str], Part | None]] = {}
         self._watchers: dict[str, Callable[[], None]] = {}
         # Held over measuring and publishing, so that the pump never puts an older figure in the
-        # place of a newer one.
-        self._lock = threading.Lock()
+        # place of a newer one. What is measured is ComfyUI's: a finalizer that runs meanwhile may
+        # empty the cache, and come back to us on the thread that has it.
+        self._lock: Any
+        forks.afresh(self, "_lock", threading.RLock)
+        self._measuring = False
         self._claims: dict[str, list[Any]] = {}
         self._evictable: dict[str, int] = {}
         self._pump: threading.Thread | None = None
+        forks.in_child(self, Publisher._forget_parent)
+
+    def _forget_parent(self) -> None:
+        self._measuring, self._pump = False, None
+        self._claims.clear()
 
     def contribute(self, key: str, part: Callable[[str], Part | None]) -> None:
         """Have `part(torch device name)` asked at every publish; once per key."""
@@ -90,7 +98,7 @@ class Publisher:
 
     def _publish(self, name: str, quick: bool) -> Measured | None:
         account = self._context.link.account(name)
-        measured = None if account is None else self.measure(name, quick=quick)
+        measured = None if account is None else self.measure(name, quick)
         if account is None or measured is None:
             return None
         through = self._through(name)
@@ -116,9 +124,13 @@ class Publisher:
         with self._lock:
             self._claims.setdefault(name, []).append(claim)
             if self._pump is None:
-                self._pump = threading.Thread(target=self._drain, name="memledger-comfy-pump")
-                self._pump.daemon = True
-                self._pump.start()
+                pump = threading.Thread(target=self._drain, name="memledger-comfy-pump")
+                pump.daemon = True
+                try:
+                    pump.start()
+                    self._pump = pump
+                except RuntimeError as error:  # no more threads: safe points publish all the same
+                    log.failed("pump", error)
 
     def close_claim(self, name: str, claim: Any) -> None:
         """What has landed is published through the claim, and the rest of it dropped. Never
@@ -126,7 +138,9 @@ class Publisher:
         try:
             with self._lock:
                 measured = self.measure(name)
-                self._claims[name].remove(claim)
+                claims = self._claims.get(name, [])
+                if claim in claims:
+                    claims.remove(claim)
                 if _was_ended(claim):
                     return
                 if measured is None:
@@ -163,18 +177,40 @@ class Publisher:
 
     # ---- what
 
-    def measure(self, name: str, *, quick: bool = False) -> Measured | None:
-        """What this process holds on the torch device called `name`. None: unknown."""
+    def measure(self, name: str, quick: bool = False) -> Measured | None:
+        """What this process holds on the torch device called `name`; the lock is held. None:
+        unknown, or this thread is in the middle of measuring."""
         from memledger_comfy.adapter import figures
 
-        parts = [part(name) for part in list(self._parts.values())]
-        added = [part for part in parts if part is not None]
-        return figures.held(
-            self._context,
-            name,
-            parts=(sum(part[0] for part in added), sum(part[1] for part in added)),
-            evictable=self._evictable.get(name, 0) if quick else self._evict(name),
-        )
+        if self._measuring:
+            return None
+        self._measuring = True
+        try:
+            added = self._added(name)
+            return figures.held(
+                self._context,
+                name,
+                parts=(sum(part[0] for part in added), sum(part[1] for part in added)),
+                evictable=self._evictable.get(name, 0) if quick else self._evict(name),
+            )
+        except Exception as error:
+            log.failed("measure", error)
+            return None
+        finally:
+            self._measuring = False
+
+    def _added(self, name: str) -> list[Part]:
+        """What rows add. One that cannot say hides nothing of the rest."""
+        added = []
+        for key, part in list(self._parts.items()):
+            try:
+                found = part(name)
+            except Exception as error:
+                log.failed(key, error)
+                continue
+            if found is not None:
+                added.append(found)
+        return added
 
     def _evict(self, name: str) -> int:
         from memledger_comfy.adapter import figures

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from memledger_comfy import log
+from memledger_comfy import forks, log
 
 if TYPE_CHECKING:
     from memledger_comfy.context import Context
@@ -29,7 +29,8 @@ Releaser = Callable[[str, int], object]
 class Serving:
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._changed = threading.Condition()
+        self._changed: Any
+        forks.afresh(self, "_changed", threading.Condition)
         self._working = 0
         self._releasing: int | None = None
         """The thread on which an idle process gives memory back."""
@@ -37,6 +38,11 @@ class Serving:
         self._unregister: Callable[[], None] | None = None
         self._releasers: dict[str, Releaser] = {}
         self._sharers: dict[str, Callable[[Any, int], object]] = {}
+        forks.in_child(self, Serving._forget_parent)
+
+    def _forget_parent(self) -> None:
+        """Other threads' work is not done here, and no other thread gives anything back."""
+        self._working, self._releasing = getattr(self._here, "depth", 0), None
 
     # ---- what there is to give
 
@@ -76,16 +82,23 @@ class Serving:
             self._here.depth = getattr(self._here, "depth", 0) + 1
             if self._working == 1 and self._unregister is not None:
                 self._register(idle=False)
-            deadline = time.monotonic() + IDLE_RELEASE_MAX_S
-            while self._releasing is not None and time.monotonic() < deadline:
-                self._changed.wait(0.1)
+            try:
+                self._wait_for_release()
+            except BaseException:  # whoever is interrupted here does not come to its end
+                self.end()
+                raise
+
+    def _wait_for_release(self) -> None:
+        deadline = time.monotonic() + IDLE_RELEASE_MAX_S
+        while self._releasing is not None and time.monotonic() < deadline:
+            self._changed.wait(0.1)
 
     def end(self) -> None:
         if self.is_serving:
             return
         with self._changed:
-            self._working -= 1
-            self._here.depth -= 1
+            self._working = max(0, self._working - 1)
+            self._here.depth = max(0, getattr(self._here, "depth", 0) - 1)
             if not self._working and self._unregister is not None:
                 self._register(idle=True)
 

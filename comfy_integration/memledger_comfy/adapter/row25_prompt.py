@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from memledger_comfy import log
+from memledger_comfy import forks, log
 
 if TYPE_CHECKING:
     from memledger_comfy.context import Context
@@ -25,7 +25,8 @@ class _Prompts:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._lock = threading.Lock()
+        self._lock: Any
+        forks.afresh(self, "_lock", threading.Lock)
         self._depth = 0
 
     def around(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -112,6 +113,9 @@ def _install_in_worker(context: Context) -> str | None:
             memory.RAM_CACHE_HEADROOM = _highest_floor(ram)  # type: ignore[union-attr]
 
     context.publisher.watch(NAME, adopt)
+    if NAME not in context.kept:
+        before = context.kept[NAME] = memory.RAM_CACHE_HEADROOM  # type: ignore[union-attr]
+        context.on_undo(lambda: setattr(memory, "RAM_CACHE_HEADROOM", before))
     return None
 
 

@@ -12,7 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from memledger_comfy import log, policy
+from memledger_comfy import forks, log, policy
 from memledger_comfy.publisher import Part
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ class _Pins:
         self._share_ceiling()
         self._claim: Any = None
         self._ask_after = 0.0
-        self._lock = threading.RLock()
+        self._lock: Any
+        forks.afresh(self, "_lock", threading.RLock)
         context.serving.share(NAME, self.release_memory)
 
     def budgeted(self, original: Any) -> Any:
