@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import memledger
 
 ACCOUNT = "comfyui"
+KNOWN_MAX = 256
 _UNTRIED = object()
 
 
@@ -70,6 +71,8 @@ class Link:
     def name(self, torch_device: Any) -> str:
         """What a torch device is called here, with its index."""
         name = str(torch_device)
+        if name.startswith("cpu:"):
+            return "cpu"
         if ":" in name or name in ("cpu", "mps", "meta"):
             return name
         current = getattr(getattr(sys.modules.get("torch"), name, None), "current_device", None)
@@ -85,7 +88,8 @@ class Link:
         found = self._devices.get(name, _UNTRIED)
         if found is _UNTRIED:
             found = self._devices[name] = self._open(name)
-        if name == str(torch_device):  # one without an index is another device another time
+        # One without an index is another device another time; odd ones may be new at every call.
+        if name == str(torch_device) and len(self._known) < KNOWN_MAX:
             with contextlib.suppress(TypeError):
                 self._known[torch_device] = found
         return found  # type: ignore[no-any-return]

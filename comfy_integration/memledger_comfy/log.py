@@ -19,7 +19,14 @@ def failed(where: str, error: BaseException) -> None:
     """An error of ours at `where`; ComfyUI went on with its own value. One line per place and type
     of error."""
     kind = type(error).__name__
-    once(f"{where}:{kind}", f"{where}: {kind}: {error}; ComfyUI's own value is used")
+    key = f"{where}:{kind}"
+    if key in _said:
+        return
+    _said.add(key)
+    try:
+        logger.warning("[memledger] %s: %s: %s; ComfyUI's own value is used", where, kind, error)
+    except Exception:  # a message that cannot be made, a log that cannot be written
+        return
 
 
 def info(text: str) -> None:

@@ -49,11 +49,12 @@ def shortfall(required: float, raw_free: float, evictable: float = 0) -> int:
 
 def bounded_ram(upstream: float, ledger_free: int | None) -> int:
     """RAM that ComfyUI may take where its own figure does not know the container: the smaller of
-    the two, never below the floor."""
+    the two, never below the floor of coherent_free, nor above ComfyUI's own."""
+    own = int(upstream)
     if ledger_free is None:
-        return int(upstream)
-    floor = max(FLOOR, int(upstream) // 64)
-    return max(min(int(upstream), ledger_free), floor)
+        return max(1, own)
+    floor = min(own, max(FLOOR, own // 64))
+    return max(min(own, ledger_free), floor, 1)
 
 
 def pin_ceiling(upstream: float, own_pinned: int, pinned_by_others: int) -> float:
@@ -110,15 +111,16 @@ def vram_for_weights(
     upstream: float, free: int | None, own_weights: int, inference: float
 ) -> float:
     """The largest model that may be given a large dtype: upstream's (of the whole card), or what
-    this process may own of it, whichever is less. Own weights count, as they would make room."""
+    this process may own of it, whichever is less, and at least 1. Own weights count, as they would
+    make room."""
     if free is None:
         return upstream
-    return min(upstream, max(0, int(free) + own_weights - int(inference)))
+    return min(upstream, max(1, int(free) + own_weights - int(inference)))
 
 
 def refuse_dtype(limit: float, needed: float) -> float:
     """A limit that makes ComfyUI's `needed > limit` true."""
-    return min(limit, max(0, needed - 1))
+    return min(limit, max(needed / 2, needed - 1))
 
 
 def batch_claims(per_sample: float, batch: int, idle: int = 0) -> list[int]:

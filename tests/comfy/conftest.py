@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -97,6 +97,19 @@ def comfy(
     if host is not None:
         host.stop()
     _forget_modules()
+
+
+@pytest.fixture
+def host(comfy: ComfyUI) -> Any:
+    """The context of a host that has loaded everything."""
+    return comfy.start_host()
+
+
+@pytest.fixture
+def model(comfy: ComfyUI, host: Any) -> Callable[[int], Any]:
+    """model(nbytes) -> a patcher for cuda:0."""
+    torch, patchers = comfy.module("torch"), comfy.module("comfy.model_patcher")
+    return lambda size: patchers.ModelPatcher(size, torch.device("cuda:0"), torch.device("cpu"))
 
 
 @pytest.fixture

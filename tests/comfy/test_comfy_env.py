@@ -47,12 +47,6 @@ def comfy_env() -> Any:
 
 
 @pytest.fixture
-def host(comfy: Any) -> Any:
-    """The context of a host that has loaded everything."""
-    return comfy.start_host()
-
-
-@pytest.fixture
 def pack(
     comfy: Any, host: Any, comfy_env: Any, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Pack]]:

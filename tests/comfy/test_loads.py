@@ -15,18 +15,6 @@ MIB = 1 << 20
 INFERENCE = int(0.8 * GIB) + 400 * MIB
 
 
-@pytest.fixture
-def host(comfy: Any) -> Any:
-    return comfy.start_host()
-
-
-@pytest.fixture
-def model(comfy: Any, host: Any) -> Any:
-    """model(nbytes) -> a patcher for cuda:0."""
-    torch, patcher = comfy.module("torch"), comfy.module("comfy.model_patcher").ModelPatcher
-    return lambda nbytes: patcher(nbytes, torch.device("cuda:0"), torch.device("cpu"))
-
-
 def figures(context: Any) -> Any:
     return context.link.device("cuda:0").figures()
 

@@ -135,7 +135,7 @@ def test_load_claim(weights: int, inference: float, covered: int, idle: int, exp
         (40, 20, 0, 1, 19),
         (40, 20, 10, 1, 29),
         (40, None, 10, 1, 40),
-        (40, 0, 0, 1, 0),
+        (40, 0, 0, 1, 1),
         (-3, 20, 0, 1, -3),
     ],
 )

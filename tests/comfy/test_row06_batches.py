@@ -13,17 +13,6 @@ GIB = 1 << 30
 MIB = 1 << 20
 
 
-@pytest.fixture
-def host(comfy: Any) -> Any:
-    return comfy.start_host()
-
-
-@pytest.fixture
-def model(comfy: Any, host: Any) -> Any:
-    torch, patcher = comfy.module("torch"), comfy.module("comfy.model_patcher").ModelPatcher
-    return lambda nbytes: patcher(nbytes, torch.device("cuda:0"), torch.device("cpu"))
-
-
 def _has(sibling: Any, nbytes: int, releasable: int = 0) -> None:
     sibling.run(
         "from memledger import sim\n"

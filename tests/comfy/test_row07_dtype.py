@@ -12,11 +12,6 @@ GIB = 1 << 30
 INFERENCE = int(0.8 * GIB) + 400 * (1 << 20)
 
 
-@pytest.fixture
-def host(comfy: Any) -> Any:
-    return comfy.start_host()
-
-
 def choose(comfy: Any, parameters: int) -> str:
     return str(comfy.mm.unet_dtype(comfy.mm.get_torch_device(), parameters).name)
 

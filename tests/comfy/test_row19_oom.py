@@ -22,11 +22,6 @@ def asked(comfy: Any, host: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-@pytest.fixture
-def host(comfy: Any) -> Any:
-    return comfy.start_host()
-
-
 def fail(comfy: Any, text: str = "CUDA out of memory. Tried to allocate 2.00 GiB.") -> None:
     raise comfy.module("torch").cuda.OutOfMemoryError(text)
 

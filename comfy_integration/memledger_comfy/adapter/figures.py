@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from memledger_comfy import policy
+from memledger_comfy import log, policy
 
 if TYPE_CHECKING:
     from memledger_comfy.context import Context
@@ -123,8 +123,11 @@ def _all_entries(context: Context, name: str) -> list[Any]:
     mm = context.module("comfy.model_management")
     found = []
     for entry in list(getattr(mm, "current_loaded_models", ())):
-        if entry.model is not None and context.link.name(entry.device) == name:
-            found.append(entry)
+        try:
+            if entry.model is not None and context.link.name(entry.device) == name:
+                found.append(entry)
+        except Exception as error:  # one that is odd hides nobody else
+            log.failed("a loaded model", error)
     return found
 
 
@@ -139,12 +142,17 @@ def _loaded(
     those that a node is working with."""
     sizes: dict[int, int] = {}
     for entry in _entries(context, name):
-        model = entry.model
-        if model is None or (unused and context.publisher.in_use and entry.currently_used):
+        try:
+            model = entry.model
+            if model is None or (unused and context.publisher.in_use and entry.currently_used):
+                continue
+            if dynamic is not None and is_dynamic(model) is not dynamic:
+                continue
+            size = int(model.loaded_size())
+        except Exception as error:
+            log.failed("a loaded model", error)
             continue
-        if dynamic is not None and is_dynamic(model) is not dynamic:
-            continue
-        sizes[identity(model)] = max(sizes.get(identity(model), 0), int(model.loaded_size()))
+        sizes[identity(model)] = max(sizes.get(identity(model), 0), size)
     return list(sizes.items())
 
 

@@ -51,8 +51,8 @@ def _load(context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         for name, weights in weights_to_load(context, loading).items():
             claim = _claim_load(context, name, weights, required, keep)
             if claim is not None:
-                publisher.open_claim(name, claim)
                 made.append((name, claim))
+                publisher.open_claim(name, claim)
     except Exception as error:
         log.failed(NAME, error)
     except BaseException:
@@ -125,8 +125,11 @@ def weights_to_load(context: Context, models: Any) -> dict[str, int]:
 
 
 def _with_patches(models: Any) -> list[Any]:
-    """The models to load and those that their patches bring, once each."""
+    """The models to load and those that their patches bring, once each. None of those that can be
+    read only once: they are ComfyUI's to read."""
     found: dict[int, Any] = {}
+    if iter(models) is models:
+        return []
     for model in models:
         found[id(model)] = model
         for extra in getattr(model, "model_patches_models", tuple)():

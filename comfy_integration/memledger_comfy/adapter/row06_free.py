@@ -31,7 +31,9 @@ def install(context: Context) -> str | None:
     # Called per layer: looked up once, and nothing made that is not needed.
     def coherent(value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         where = args[0] if args else kwargs.get("dev")
-        device = link.device(mm.get_torch_device() if where is None else where)
+        if where is None:
+            where = mm.get_torch_device()
+        device = link.device(where)
         if device is None or link.is_raw:
             return value
         if context.ram_is_coherent and device is link.device("cpu"):

@@ -68,8 +68,8 @@ def _run(context: Context, method: str, args: tuple[Any, ...], kwargs: dict[str,
         if not nested:  # where decode falls back to tiles, decode's claim is there
             claim = _claim(context, method, args[0], _subject(args, kwargs))
             if claim is not None:
-                context.publisher.open_claim(*claim)
                 claimed.append(claim)
+                context.publisher.open_claim(*claim)
     except Exception as error:
         log.failed(NAME, error)
     except BaseException:

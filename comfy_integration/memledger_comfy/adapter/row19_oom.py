@@ -57,22 +57,26 @@ class _Ear:
         self._quiet_until: dict[str, float] = {}
 
     def look(self) -> None:
-        """Is an out-of-memory error in flight on this thread?"""
+        """Is an out-of-memory error in flight on this thread? Never raises."""
         error = sys.exc_info()[1]
-        kind = vars(self._context.mm).get("OOM_EXCEPTION")
-        # A torch without such a class leaves plain Exception there, which says nothing.
-        if error is None or not isinstance(kind, type) or kind in (Exception, BaseException):
+        if error is None:
             return
-        if isinstance(error, kind):
-            self.hear(error)
+        try:
+            kind = vars(self._context.mm).get("OOM_EXCEPTION")
+            # A torch without such a class leaves plain Exception there, which says nothing.
+            plain = not isinstance(kind, type) or kind in (Exception, BaseException)
+            if not plain and isinstance(error, kind):
+                self.hear(error)
+        except Exception as own:
+            log.failed(NAME, own)
 
     def hear(self, error: BaseException) -> None:
         """Count it and ask, once per exception. Never raises."""
-        if getattr(self._here, "inside", False) or getattr(error, HEARD, False):
+        if getattr(self._here, "inside", False) or HEARD in vars(error):
             return
         self._here.inside = True
         try:
-            error.__dict__[HEARD] = True
+            vars(error)[HEARD] = True
             self._act(error)
         except Exception as own:
             log.failed(NAME, own)
