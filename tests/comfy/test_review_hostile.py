@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from helpers import units
 from memledger import sim
 
 GIB = 1 << 30
@@ -605,7 +606,7 @@ def test_many_prompts_leave_nothing_behind(comfy: Any, host: Any, model: Any) ->
             del kinds[upstreams]
         return kinds, threading.active_count(), descriptors
 
-    count = int(os.environ.get("MEMLEDGER_PROMPTS", "200"))
+    count = units.count(150, 10_000)
     for number in range(40):
         prompt(number)
     before = weigh()
