@@ -288,7 +288,8 @@ def test_live_waits_for_a_ledger_and_cleans_up_when_terminated(segment: Path) ->
         terminal.see("no process has joined")
         with Member(segment, "alpha", held=GIB):
             shown = terminal.see("alpha", colours=True)
-            assert not re.search(r"\x1b\[[0-9;]*(?:3[0-7]|4[0-7]|9[0-7])m", shown)
+            coloured = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])[;m]")
+            assert not coloured.search(shown)  # neither named colours nor numbered ones
             pid = int(Path(f"{segment}.pid").read_text())
             subprocess.run(["kill", f"-{int(signal.SIGTERM)}", str(pid)], check=True)
             terminal.see("ended with 143")

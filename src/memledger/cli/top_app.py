@@ -89,7 +89,7 @@ class Top(App[int]):
     def __init__(
         self, path: str, scope: str, *, interval_s: float = 1.0, sort: str = "held", words: str = ""
     ) -> None:
-        super().__init__()
+        super().__init__(ansi_color=True)  # also decides what NO_COLOR does: no colours, not greys
         self.theme = "ansi-dark"
         self._path, self._scope, self._interval_s = path, scope, interval_s
         self._column, self._reverse, self._words = sort, False, words
