@@ -673,7 +673,8 @@ def _create(path: str, config: _Config) -> bool:
             draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
         )
     except OSError as error:
-        raise SimError(f"create {draft}: {error.strerror}") from None
+        why = f"{error.strerror}; a simulated card is a file beside the segment (MEMLEDGER_PATH)"
+        raise SimError(f"create {path}: {why}") from None
     try:
         words = (_MAGIC, *config, _BY_LOCK if _ofd_locks(fd) else _BY_PID)
         content = struct.pack(f"={len(words)}Q", *words).ljust(_FILE_BYTES, b"\0")

@@ -53,6 +53,34 @@ def test_doctor_with_a_live_member_finds_its_side_well(segment: Path) -> None:
     assert "meminfo" in checks["ram"][0]["text"] or "psutil" in checks["ram"][0]["text"]
 
 
+def test_doctor_says_in_one_line_who_follows_nobody(segment: Path) -> None:
+    with Member(segment, "first"), Member(segment, "second"):
+        _, checks = _doctor(segment)
+    (group,) = checks["group"]
+    assert group["state"] == "info"
+    assert re.fullmatch(
+        r"(first|second) \(\d+\), (first|second) \(\d+\) follow nobody: no host has joined",
+        group["text"],
+    )
+
+
+def test_doctor_names_every_package_that_a_command_lacks(segment: Path) -> None:
+    code = (
+        "import importlib.util as u, sys; found = u.find_spec\n"
+        "gone = {'rich', 'textual', 'matplotlib', 'prometheus_client', 'pynvml'}\n"
+        "u.find_spec = lambda name, *a: None if name in gone else found(name, *a)\n"
+        "from memledger.cli import main; sys.exit(main(['doctor', '--json']))"
+    )
+    line = [sys.executable, "-c", code]
+    shown = subprocess.run(
+        line, env=environment(segment), capture_output=True, text=True, timeout=WATCHDOG_S
+    )
+    (packages,) = (c for c in json.loads(shown.stdout)["checks"] if c["subject"] == "packages")
+    for name in ("rich", "textual (top)", "matplotlib (report)", "prometheus_client (export)"):
+        assert name in packages["text"]
+    assert "nvidia-ml-py" in packages["text"]
+
+
 def test_doctor_without_segment_leaves_nothing_behind(segment: Path) -> None:
     _, checks = _doctor(segment)
     assert _states(checks["segment"]) == {"info"}

@@ -423,6 +423,18 @@ def test_report_survives_hostile_names_and_unknown_figures(tmp_path: Path) -> No
     assert "?" in text
 
 
+def test_report_of_a_name_that_the_font_lacks_says_nothing(tmp_path: Path) -> None:
+    file = _file(
+        tmp_path,
+        "1.000,device,sim:card,,,,,,,1073741824,0,0,0,,,,",
+        "1.000,member,sim:card,模型,7,0,,,,1073741824,0,0,0,,,,",
+        "9.000,device,sim:card,,,,,,,0,0,0,0,,,,",
+    )
+    shown = run("report", str(file), "-o", str(tmp_path / "a.html"), path=None)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "模型" in (tmp_path / "a.html").read_text(encoding="utf-8")
+
+
 def test_report_says_when_the_last_line_was_cut_off(tmp_path: Path) -> None:
     file = _plain(tmp_path)
     file.write_bytes(file.read_bytes()[:-5])

@@ -276,6 +276,12 @@ def test_card_file_is_private_and_complete(folder: Path) -> None:
     assert sim.existing() == ("card",)
 
 
+def test_card_that_cannot_be_made_names_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMLEDGER_PATH", "/nowhere/segment")
+    with pytest.raises(sim.SimError, match=r"create /nowhere/memledger-sim-\d+-card: .*beside"):
+        sim.Card("card", total=GIB)
+
+
 @pytest.mark.parametrize("kind", ["link", "short", "open", "fifo", "noise", "folder"])
 def test_card_file_that_is_not_ours_is_refused(folder: Path, kind: str) -> None:
     real = Path(sim.Card("real", total=GIB).path)

@@ -32,6 +32,14 @@ any member would, it sweeps dead ones then. Sources are asked once.
 
 exit codes: 0 all well; 1 something to look at; 2 usage; 130 interrupted
 """
+_EXTRAS = (
+    ("rich", "rich", "coloured tables"),
+    ("textual", "textual", "top"),
+    ("matplotlib", "matplotlib", "report"),
+    ("prometheus_client", "prometheus_client", "export"),
+    ("pynvml", "nvidia-ml-py", "NVIDIA readings"),
+)
+"""Module, package, what it is for."""
 _LOCKS = ("none", "OFD locks", "flock on lock files", "Windows file locks")
 
 
@@ -111,11 +119,7 @@ def _versions() -> Iterator[Check]:
         f"memledger {__version__}, {layout}, Python {platform.python_version()} "
         f"on {platform.system()} {platform.machine()}",
     )
-    missing = [
-        f"{name} ({use})"
-        for name, use in (("rich", "coloured tables"), ("pynvml", "nvidia-ml-py: GPU readings"))
-        if not _importable(name)
-    ]
+    missing = [f"{name} ({use})" for module, name, use in _EXTRAS if not _importable(module)]
     if missing:
         yield Check("info", "packages", f"not installed for this Python: {', '.join(missing)}")
 
@@ -324,16 +328,20 @@ def _groups(seen: Look) -> Iterator[Check]:
         others = [m for m in seen.live if m.leader == leader.slot and m is not leader]
         text = ", ".join(f"{_title(m)} ({groups.why_followed(m, leader)})" for m in others)
         yield Check("ok", "group", f"{_title(leader)} leads {text or 'nobody yet'}")
+    alone: dict[str, list[str]] = {}
     for member in seen.live:
         if member.leader is not None and member.leader in by_slot:
             continue
+        why = groups.why_alone(member, hosts)
         # A worker that no stop button reaches; whoever has another role may want none.
-        lost = member.role == "worker" and bool(hosts)
-        yield Check(
-            "look" if lost else "info", "group",
-            f"{_title(member)} follows nobody: {groups.why_alone(member, hosts)}",
-            f"give it its host's name: {groups.ENVIRONMENT}, or join(group=)" if lost else "",
-        )  # fmt: skip
+        if member.role == "worker" and hosts:
+            advice = f"give it its host's name: {groups.ENVIRONMENT}, or join(group=)"
+            yield Check("look", "group", f"{_title(member)} follows nobody: {why}", advice)
+        else:
+            alone.setdefault(why, []).append(_title(member))
+    for why, titles in alone.items():
+        follow = "follow" if len(titles) > 1 else "follows"
+        yield Check("info", "group", f"{', '.join(titles)} {follow} nobody: {why}")
 
 
 def _title(member: Member) -> str:

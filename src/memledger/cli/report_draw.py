@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+import warnings
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
@@ -45,7 +46,9 @@ def picture(found: Recording, title: str, kind: str) -> bytes:
         # What a member calls itself is no formula.
         "text.parse_math": False,
     }  # fmt: skip
-    with rc_context(style):
+    with rc_context(style), warnings.catch_warnings():
+        # A name in a script that the font lacks is drawn as boxes; the page's tables have it.
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
         figure = _figure(found, title)
         out = io.BytesIO()
         # Without the date, so that the same recording gives the same file.
