@@ -27,13 +27,18 @@ class Housekeeping:
         # Not an Event: setting one may stay half done where memory runs out, its lock held ever
         # after.
         self._stopping = False
+        self._started = False
         self._thread = threading.Thread(target=self._run, name="memledger", daemon=True)
 
     def start(self) -> None:
-        # No thread can be made while an interpreter shuts down: then this process goes on without
-        # (G8), and its slot is the kernel's to give back.
-        with contextlib.suppress(RuntimeError):
+        """Where there is room for one more thread; called again until there was."""
+        if self._started or self._stopping:
+            return
+        # No thread can be made while an interpreter shuts down, or where the system has too many:
+        # then this process goes on without (G8), and its slot is the kernel's to give back.
+        with contextlib.suppress(RuntimeError, MemoryError):
             self._thread.start()
+            self._started = True
 
     def stop(self) -> None:
         """Ends the thread, unless it hangs in a driver: then it is left to the process's end."""

@@ -194,6 +194,7 @@ class Ledger(_native.Ledger):
         known = self._devices.get(name) if isinstance(name, str) and total is None else None
         if known is not None:
             return known
+        self._housekeeping.start()  # if it could not when this process joined
         if isinstance(name, DeviceSpec):
             spec = name if total is None else name._replace(total=parse_size(total))
         else:
@@ -221,6 +222,7 @@ class Ledger(_native.Ledger):
     def members(self) -> tuple[Member, ...]:
         """All processes that have joined, this one included. Probes each one's lock: about a
         microsecond each."""
+        self._housekeeping.start()
         return tuple(member_from(fields) for fields in self._members())
 
     # ---- asks

@@ -7,6 +7,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -16,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MEMORY = 1, DESCRIPTORS = 2, SPACE = 4 };
+enum { MEMORY = 1, DESCRIPTORS = 2, SPACE = 4, THREADS = 8 };
 #define CLOCKS 16
 #define HERE __builtin_return_address(0)
 
@@ -122,6 +123,16 @@ int linkat(int from, const char *old, int to, const char *path, int flags) {
 }
 int link(const char *old, const char *path) {
     return fails(SPACE, ENOSPC, HERE) ? -1 : (int)syscall(SYS_linkat, AT_FDCWD, old, AT_FDCWD, path, 0);
+}
+
+/* ---- threads ---- */
+
+typedef int pthread_create_function(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+
+int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*body)(void *), void *argument) {
+    static pthread_create_function *real;
+    if (!real) real = (pthread_create_function *)dlsym(RTLD_NEXT, "pthread_create");
+    return fails(THREADS, EAGAIN, HERE) ? EAGAIN : real(thread, attributes, body, argument);
 }
 
 /* ---- clocks ---- */

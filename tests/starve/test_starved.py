@@ -46,6 +46,7 @@ def starve(
     assert done.returncode == 0, f"{done.returncode}: {done.stderr[-3000:]}"
     result: dict[str, Any] = json.loads(done.stdout)
     assert not result["wrong"], "\n".join(result["wrong"])
+    print(f"{act}, {kind}, {scope}: {result['acts']} acts, {result['fired']} calls failed")
     return result
 
 
@@ -157,6 +158,29 @@ def test_starved_after_the_join_a_member_needs_no_descriptor(spawn: Any, segment
     member.run("resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))")
     wait_until(lambda: member.figures()["held"] == 2 * GiB, what="swept once it can look again")
     owner.resume()
+
+
+def test_starved_of_threads_it_works_and_has_its_thread_later(
+    spawn: Any, segment: Path, shim: Path
+) -> None:
+    """Nothing retries, sweeps, reads or answers without the one thread of a member."""
+    owner: Member = spawn("owner", total=TOTAL)
+    member: Member = spawn(join=False, env={"LD_PRELOAD": str(shim)})
+    member.run(
+        "import ctypes, threading, memledger.ledger\n"
+        f"shim = ctypes.CDLL({str(shim)!r})\n"
+        "shim.starve_arm(8, ctypes.c_long(1), ctypes.c_long(1 << 40))"
+    )
+    assert member.join("m")["mode"] == 0
+    member.open_plain("test:card", TOTAL)
+    member.publish(GiB)
+    assert owner.figures()["held"] == GiB
+    assert member.run("shim.starve_disarm()") >= 1
+    assert member.run("threading.active_count()") == 1
+    member.call("members")
+    assert member.run("[t.name for t in threading.enumerate()]") == ["MainThread", "memledger"]
+    member.call("leave")
+    assert member.run("threading.active_count()") == 1
 
 
 IN_TMPFS = 'mount -t tmpfs -o size=%dk,mode=1777 tmpfs %s && exec "$@"'
