@@ -149,6 +149,7 @@ class Publisher:
                     claim.settle(measured.held, releasable=measured.releasable)
         except Exception as error:
             log.failed("closing a claim", error)
+            drop(claim)
 
     def claimed(self, name: str) -> int:
         """Bytes of our open claims on a device that have not landed."""
@@ -217,6 +218,14 @@ class Publisher:
 
         value = self._evictable[name] = figures.evictable(self._context, name)
         return value
+
+
+def drop(claim: Any) -> None:
+    """Cancel a claim, whatever has happened to it. Never raises."""
+    try:
+        claim.cancel()
+    except Exception as error:
+        log.failed("dropping a claim", error)
 
 
 def _was_ended(claim: Any) -> bool:

@@ -34,6 +34,7 @@ class Serving:
         self._working = 0
         self._releasing: int | None = None
         """The thread on which an idle process gives memory back."""
+        self._release_until = 0.0
         self._here = threading.local()
         self._unregister: Callable[[], None] | None = None
         self._releasers: dict[str, Releaser] = {}
@@ -80,17 +81,17 @@ class Serving:
         with self._changed:
             self._working += 1
             self._here.depth = getattr(self._here, "depth", 0) + 1
-            if self._working == 1 and self._unregister is not None:
-                self._register(idle=False)
             try:
+                if self._working == 1 and self._unregister is not None:
+                    self._register(idle=False)
                 self._wait_for_release()
             except BaseException:  # whoever is interrupted here does not come to its end
                 self.end()
                 raise
 
     def _wait_for_release(self) -> None:
-        deadline = time.monotonic() + IDLE_RELEASE_MAX_S
-        while self._releasing is not None and time.monotonic() < deadline:
+        """One that hangs is waited for once, and not at each load of the prompt."""
+        while self._releasing is not None and time.monotonic() < self._release_until:
             self._changed.wait(0.1)
 
     def end(self) -> None:
@@ -168,6 +169,7 @@ class Serving:
             may = not self._working and self._releasing is None
             if may:
                 self._releasing = threading.get_ident()
+                self._release_until = time.monotonic() + IDLE_RELEASE_MAX_S
         try:
             yield may
         finally:

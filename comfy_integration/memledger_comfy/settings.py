@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 PREFIX = "MEMLEDGER_COMFY"
 _OFF = {"off", "0", "no", "false"}
 _ON = {"on", "1", "yes", "true", ""}
+_OTHERS = {"DEVICES", "LIBRARY", "ADAPTERS", "HOST"}
+"""Variables of ours that are no switches."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,10 @@ def from_environ(environ: Mapping[str, str], names: Iterable[str]) -> Settings:
             off.add(name)
         elif value not in _ON:
             complaints.append(f"{PREFIX}_{name.upper()}: expected on or off, got {value!r}")
+    for variable in environ:
+        word = variable.removeprefix(f"{PREFIX}_")
+        if word != variable and word not in _OTHERS and word.lower() not in known:
+            complaints.append(f"{variable}: no such switch; known: {', '.join(sorted(known))}")
     devices, bad = _device_map(environ.get(f"{PREFIX}_DEVICES", ""))
     return Settings(True, only, frozenset(off), devices, (*complaints, *bad))
 

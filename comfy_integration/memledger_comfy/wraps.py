@@ -78,13 +78,10 @@ class Wraps:
 
         async def wrapper_async(*args: Any, **kwargs: Any) -> Any:
             value = await original(*args, **kwargs)
-            if not wrap.active:
-                return value
-            try:
-                return adjust(value, args, kwargs)
-            except Exception as error:
-                log.failed(key, error)
-                return value
+            adjusted = (
+                _guarded(key, lambda: (adjust(value, args, kwargs),)) if wrap.active else None
+            )
+            return value if adjusted is None else adjusted[0]
 
         wrap.install(wrapper_async if _is_async(original) else wrapper)
         self._all.append(wrap)

@@ -215,11 +215,27 @@ class TestErrors:
     def test_an_interrupt_while_work_waits_to_begin(
         self, host: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        host.serving._releasing = -1
+        host.serving._releasing, host.serving._release_until = -1, float("inf")
         monkeypatch.setattr(host.serving._changed, "wait", raises(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             host.serving.begin()
         host.serving._releasing = None
+        assert_nothing_is_left(host)
+
+    def test_a_release_that_hangs_is_waited_for_once(
+        self, host: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from memledger_comfy import serving
+
+        monkeypatch.setattr(serving, "IDLE_RELEASE_MAX_S", 0.05)
+        with host.serving.idle_release() as may:
+            assert may
+            host.serving.begin()
+            monkeypatch.setattr(host.serving._changed, "wait", raises(AssertionError("once more")))
+            for _ in range(3):
+                host.serving.begin()
+                host.serving.end()
+            host.serving.end()
         assert_nothing_is_left(host)
 
     def test_an_end_on_another_thread_than_the_begin(self, host: Any) -> None:

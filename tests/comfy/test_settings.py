@@ -76,3 +76,12 @@ def test_a_device_that_cannot_be_read_is_named(entry: str) -> None:
     assert settings.devices == {"cuda:1": "GPU-1"}
     assert len(settings.complaints) == 1
     assert repr(entry) in settings.complaints[0]
+
+
+def test_a_switch_that_does_not_exist_is_said() -> None:
+    settings = read(MEMLEDGER_COMFY_PIN="off")
+    assert settings.why_off("pins") is None
+    assert len(settings.complaints) == 1
+    assert settings.complaints[0].startswith("MEMLEDGER_COMFY_PIN: no such switch")
+    handed = ("DEVICES", "LIBRARY", "ADAPTERS", "HOST")
+    assert not read(**{f"MEMLEDGER_COMFY_{name}": "" for name in handed}).complaints

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import importlib
+import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -223,3 +225,47 @@ def test_copies_of_a_name_are_found(module: Any, monkeypatch: pytest.MonkeyPatch
     assert wraps.sweep_aliases() == 0
     wraps.undo()
     assert pack.size(1) == 3  # type: ignore[attr-defined]
+
+
+class TestCoroutineFunctions:
+    """Packs ask what a function is before they wrap it; so it stays what it was."""
+
+    def test_values_errors_and_undo(self, module: Any, caplog: pytest.LogCaptureFixture) -> None:
+        wraps, seen = Wraps(), []
+
+        def enter(args: Any, kwargs: Any) -> Any:
+            seen.append("begins")
+            return lambda value, error: seen.append(value)
+
+        wraps.result(module, "later", "twice", double)
+        wraps.result(module, "later", "broken", fails)
+        wraps.replace(module, "later", "replaced", lambda original: original)
+        wraps.around(module, "later", "around", enter)
+        assert inspect.iscoroutinefunction(module.later)
+        waiting = module.later()
+        assert seen == [], "nothing has begun"
+        assert asyncio.run(waiting) == 14
+        assert seen == ["begins", 14]
+        assert len(caplog.records) == 1
+        copied = module.later
+        wraps.undo()
+        assert asyncio.run(copied()) == asyncio.run(module.later()) == 7
+        assert seen == ["begins", 14]
+
+    def test_one_that_is_cancelled_is_left(self, module: Any) -> None:
+        wraps, seen = Wraps(), []
+
+        async def never() -> None:
+            await asyncio.Event().wait()
+
+        async def cancelled() -> None:
+            task = asyncio.ensure_future(module.later())
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        module.later = never
+        wraps.around(module, "later", "k", lambda *_: lambda value, error: seen.append(type(error)))
+        asyncio.run(cancelled())
+        assert seen == [asyncio.CancelledError]

@@ -92,8 +92,10 @@ def obtain(context: Context, name: str, wanted: int, own: int) -> Any | None:
     if pledge is not None:
         pledge.cancel()
     claim = claims.claim_or_ask(context, name, wanted, own)
+    if claim is not None:
+        return claim
     left = claims.room(device)
-    return claim or (account.try_claim(min(wanted, left)) if left else None)
+    return account.try_claim(min(wanted, left)) if left else None
 
 
 def _adopt(pledge: Any, wanted: int) -> bool:

@@ -49,11 +49,11 @@ def _wrap(context: Context, vae: Any, name: str) -> bool:
 def _run(context: Context, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Around a method of VAE: `args` begin with the VAE and its samples or pixels."""
     scopes, serving = context.scopes, context.serving
+    serving.begin()
     before = scopes.decoding
     nested = scopes.in_vae
     scopes.decoding = before or method == "decode"
     scopes.in_vae = True
-    serving.begin()
     claimed: list[tuple[str, Any]] = []
 
     def leave(*_: Any) -> None:

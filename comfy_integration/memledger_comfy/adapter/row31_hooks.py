@@ -98,7 +98,7 @@ class _HookCache:
         total = 0
         for loaded in getattr(self._context.mm, "current_loaded_models", ()):
             patcher = loaded.model
-            if patcher is None or str(getattr(patcher, "load_device", "")) != name:
+            if patcher is None or self._context.link.name(patcher.load_device) != name:
                 continue
             if loaded.currently_used:
                 continue
