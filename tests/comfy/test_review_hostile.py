@@ -212,6 +212,17 @@ class TestErrors:
         assert_nothing_is_left(host)
         assert card_figures(host).own_held == 2 * GIB
 
+    def test_a_claim_that_cannot_be_settled_is_dropped(
+        self, host: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        claim = host.link.account("cuda:0").try_claim(GIB)
+        host.publisher.open_claim("cuda:0", claim)
+        with monkeypatch.context() as patch:
+            patch.setattr(type(claim), "settle", raises(RuntimeError("moved")))
+            host.publisher.close_claim("cuda:0", claim)
+        assert claim.ended
+        assert_nothing_is_left(host)
+
     def test_an_interrupt_while_work_waits_to_begin(
         self, host: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -561,8 +572,10 @@ def test_a_fork_in_the_middle_of_a_publish(comfy: Any, host: Any, model: Any) ->
 
     def hold() -> None:
         with host.publisher._lock, host.pledges._lock, host.serving._changed:
+            host.publisher._measuring, host.publisher._pump = True, threading.current_thread()
             held.set()
             go.wait(60)
+            host.publisher._measuring, host.publisher._pump = False, None
 
     thread = threading.Thread(target=hold)
     thread.start()
@@ -578,6 +591,8 @@ def test_a_fork_in_the_middle_of_a_publish(comfy: Any, host: Any, model: Any) ->
             comfy.mm.get_free_memory()
             run_prompt(comfy, lambda: comfy.mm.load_models_gpu([model(GIB)]))
             code = 0 if host.serving._working == 0 else 2
+            code = code if host.publisher.publish("cuda:0") else 4
+            code = code if host.publisher._pump is not thread else 5
         finally:
             os._exit(code)
     try:
