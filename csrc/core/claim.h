@@ -14,13 +14,20 @@ int ml_claim_run(ml_account *account, uint64_t bytes, uint64_t replacing, uint64
                  ml_claim *claim);
 int ml_claim_resize_run(ml_claim *claim, uint64_t bytes, ml_ticket *ticket, bool cold);
 
+/* Asked while a claim waits, every 50 ms; true: wait no longer. NULL: nobody is asked. Holds no lock of the ledger. */
+typedef struct ml_stop {
+    bool (*asked)(void *context);
+    void *context;
+} ml_stop;
+
 typedef struct ml_claim_request {
     uint64_t bytes, replacing, ttl_ns, timeout_ns;
     bool sweep; /* clear the dead before a refusal, without asking any source */
+    ml_stop stop;
 } ml_claim_request;
 int ml_claim_wait_run(ml_account *account, const ml_claim_request *request, ml_claim *claim, uint64_t *free_bytes);
 /* The memory of *claim is about to go away: take it off the ledger's list. May wait for M. */
 void ml_claim_forget(ml_claim *claim);
-int ml_claim_resize_wait(ml_claim *claim, uint64_t bytes, uint64_t timeout_ns);
+int ml_claim_resize_wait(ml_claim *claim, uint64_t bytes, uint64_t timeout_ns, ml_stop stop);
 
 #endif

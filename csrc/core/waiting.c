@@ -6,6 +6,7 @@
 #include <string.h>
 
 #define STEP_NS UINT64_C(1000000)
+#define STOP_EVERY_NS UINT64_C(50000000)
 #define BUSY_NS UINT64_C(50000)
 #define BUSY_LIMIT 64
 
@@ -142,11 +143,16 @@ static uint64_t changes(const ml_device *device) {
     return sum;
 }
 
-/* Until something was published, or the deadline. Publishing never wakes anybody: that would cost the hot path. */
-static void await_change(const ml_device *device, uint64_t seen, uint64_t deadline_ns) {
+/* Until something was published, or the deadline. Publishing never wakes anybody: that would cost the hot path.
+ * False: to stop. *ask_ns: when to ask for that again. */
+static bool await_change(const ml_device *device, uint64_t seen, uint64_t deadline_ns, ml_stop stop, uint64_t *ask_ns) {
     for (;;) {
         uint64_t now_ns = os_now_ns();
-        if (changes(device) != seen || now_ns >= deadline_ns) return;
+        if (stop.asked && now_ns >= *ask_ns) {
+            if (stop.asked(stop.context)) return false;
+            *ask_ns = now_ns + STOP_EVERY_NS;
+        }
+        if (changes(device) != seen || now_ns >= deadline_ns) return true;
         os_sleep_ns(ml_min_u64(STEP_NS, deadline_ns - now_ns));
     }
 }
@@ -162,11 +168,12 @@ static bool sweep_once(ml_ledger *ledger) {
 
 typedef int run_once(void *context, ml_ticket *ticket);
 
-static int run_until(ml_device *device, uint64_t bytes, uint64_t timeout_ns, bool sweep, run_once *once,
+static int run_until(ml_device *device, uint64_t bytes, uint64_t timeout_ns, bool sweep, ml_stop stop, run_once *once,
                      void *context) {
     ml_ledger *ledger = device->ledger;
     ml_ticket ticket = {0};
     uint64_t start_ns = os_now_ns(), deadline_ns = ml_add_sat(start_ns, timeout_ns);
+    uint64_t ask_ns = start_ns + STOP_EVERY_NS;
     bool swept = !sweep;
     int status = ML_BUSY;
     for (unsigned busy = 0;;) {
@@ -195,7 +202,8 @@ static int run_until(ml_device *device, uint64_t bytes, uint64_t timeout_ns, boo
         }
         /* Nobody publishes when the time of those ahead has run out: look again by then, they may all be stopped. */
         uint64_t look_ns = ml_max_u64(start_ns + ML_WAIT_HONOURED_NS, ticket.now_ns + STEP_NS);
-        await_change(device, seen, status == ML_WAITING ? ml_min_u64(deadline_ns, look_ns) : deadline_ns);
+        if (status != ML_WAITING) look_ns = deadline_ns;
+        if (!await_change(device, seen, ml_min_u64(deadline_ns, look_ns), stop, &ask_ns)) break;
     }
     give_up(&ticket, device);
     return status;
@@ -216,7 +224,8 @@ static int claim_once(void *context, ml_ticket *ticket) {
 int ml_claim_wait_run(ml_account *account, const ml_claim_request *request, ml_claim *claim, uint64_t *free_bytes) {
     claim_context context = {account, request, claim};
     uint64_t bytes = ml_sub_sat(request->bytes, request->replacing);
-    int status = run_until(account->device, bytes, request->timeout_ns, request->sweep, claim_once, &context);
+    int status =
+        run_until(account->device, bytes, request->timeout_ns, request->sweep, request->stop, claim_once, &context);
     *free_bytes = 0;
     if (status != ML_OK) (void)ml_device_free(account->device, free_bytes);
     return status;
@@ -224,7 +233,7 @@ int ml_claim_wait_run(ml_account *account, const ml_claim_request *request, ml_c
 
 int ml_claim_wait(ml_account *account, uint64_t bytes, uint64_t replacing, uint64_t ttl_ns, uint64_t timeout_ns,
                   ml_claim *claim, uint64_t *free_bytes) {
-    ml_claim_request request = {bytes, replacing, ttl_ns, timeout_ns, true};
+    ml_claim_request request = {bytes, replacing, ttl_ns, timeout_ns, true, {NULL, NULL}};
     return ml_claim_wait_run(account, &request, claim, free_bytes);
 }
 
@@ -238,9 +247,9 @@ static int resize_once(void *context, ml_ticket *ticket) {
     return ml_claim_resize_run(c->claim, c->bytes, ticket, true);
 }
 
-int ml_claim_resize_wait(ml_claim *claim, uint64_t bytes, uint64_t timeout_ns) {
+int ml_claim_resize_wait(ml_claim *claim, uint64_t bytes, uint64_t timeout_ns, ml_stop stop) {
     resize_context context = {claim, bytes};
     if (!claim->account) return ML_EXPIRED;
     uint64_t grow = ml_sub_sat(bytes, claim->size_bytes);
-    return run_until(claim->account->device, grow, timeout_ns, true, resize_once, &context);
+    return run_until(claim->account->device, grow, timeout_ns, true, stop, resize_once, &context);
 }

@@ -275,6 +275,16 @@ PyObject *native_claim_slow(PyObject *self, uint64_t bytes, uint64_t replacing, 
                                ttl ? ttl : Py_None);
 }
 
+/* Runs Python's signal handlers, which otherwise wait for the end of the call, in the main thread. True: one raised.
+ * context: the saved thread state. */
+static bool handler_raised(void *context) {
+    PyThreadState **saved = context;
+    PyEval_RestoreThread(*saved);
+    bool raised = PyErr_CheckSignals() != 0;
+    *saved = PyEval_SaveThread();
+    return raised;
+}
+
 /* _claim_run(nbytes, replacing, ttl_s, timeout_s) -> (status, Claim | None, free) */
 PyObject *native_account_claim_run(PyObject *self_object, PyObject *args) {
     AccountObject *self = (AccountObject *)self_object;
@@ -297,9 +307,14 @@ PyObject *native_account_claim_run(PyObject *self_object, PyObject *args) {
     if (!claim) return NULL;
     uint64_t free_bytes = 0;
     int status;
-    Py_BEGIN_ALLOW_THREADS;
+    PyThreadState *saved = PyEval_SaveThread();
+    request.stop = (ml_stop){handler_raised, &saved};
     status = ml_claim_wait_run(self->account, &request, &claim->claim, &free_bytes);
-    Py_END_ALLOW_THREADS;
+    PyEval_RestoreThread(saved);
+    if (PyErr_Occurred()) {
+        Py_DECREF(claim);
+        return NULL;
+    }
     if (status < 0) {
         Py_DECREF(claim);
         return native_raise(status, "claim");
@@ -401,9 +416,10 @@ PyObject *native_claim_resize(PyObject *self_object, PyObject *args, PyObject *k
     if (timeout && !native_seconds(timeout, "timeout", &timeout_ns)) return NULL;
     status = ml_claim_resize(&self->claim, bytes);
     if (status == ML_REFUSED || status == ML_WAITING || status == ML_BUSY || status >= ML_SLOW_LOCK) {
-        Py_BEGIN_ALLOW_THREADS;
-        status = ml_claim_resize_wait(&self->claim, bytes, timeout_ns);
-        Py_END_ALLOW_THREADS;
+        PyThreadState *saved = PyEval_SaveThread();
+        status = ml_claim_resize_wait(&self->claim, bytes, timeout_ns, (ml_stop){handler_raised, &saved});
+        PyEval_RestoreThread(saved);
+        if (PyErr_Occurred()) return NULL;
     }
     if (status < 0) return native_raise(status, "resize");
     if (status != ML_OK) return refuse(self->owner, bytes, status);

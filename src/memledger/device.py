@@ -55,7 +55,7 @@ class _Claiming:
         allocated.
 
         timeout: seconds to wait for room. The first 0.5 s of them with a place in line that later
-        claimers respect. More than the whole device has is refused at once.
+        claimers respect. More than the whole device has is refused at once. Ctrl-C ends the wait.
         replacing: bytes of the own held that will go first; only `nbytes - replacing` is claimed
         now, and publishing the smaller held through the claim refills it.
         ttl: seconds after which what has not landed is dropped; None: with the process.

@@ -129,7 +129,7 @@ static void act_on_claims(ml_ledger *ledger) {
     CHECK_EQ(ml_claim_publish(&claim, &amounts), ML_OK);
     amounts.held = 30 * UNIT;
     CHECK_EQ(ml_claim_settle(&claim, &amounts), ML_OK);
-    CHECK_EQ(ml_claim_resize_wait(&other, 8 * UNIT, 0), ML_OK);
+    CHECK_EQ(ml_claim_resize_wait(&other, 8 * UNIT, 0, (ml_stop){NULL, NULL}), ML_OK);
     CHECK_EQ(ml_claim_resize(&other, 3 * UNIT), ML_OK);
     CHECK_EQ(ml_claim_cancel(&other), ML_OK);
     CHECK_EQ(ml_claim_wait(ml_device_account(acting), 4 * UNIT, 0, SECOND, 0, &brief, &amounts.pinned), ML_OK);

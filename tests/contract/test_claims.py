@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -504,3 +507,54 @@ def test_claims_of_one_thread_wait_while_another_publishes(
     thread.join(60)
     assert result[0].checked
     assert published > 100
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="needs signals of POSIX")
+@pytest.mark.parametrize("way", ["claim", "resize"])
+def test_claims_that_wait_end_with_the_exception_of_a_signal_handler(
+    card: memledger.Device, other: Member, way: str
+) -> None:
+    """As Ctrl-C does. Nothing of the claim is left, and the place in line is given up."""
+    other.publish(20 * GiB)
+    claim = card.claim(1 * GiB)
+    main = threading.get_ident()
+
+    def in_the_call() -> bool:
+        frame = sys._current_frames()[main]
+        names = set()
+        while frame:
+            names.add(frame.f_code.co_name)
+            frame = frame.f_back
+        return "waits" in names
+
+    def waits() -> None:
+        if way == "claim":
+            card.claim(10 * GiB, timeout=60)
+        else:
+            claim.resize(10 * GiB, timeout=60)
+
+    def handler(*_: object) -> None:
+        raise Stopped
+
+    def send() -> None:
+        wait_until(in_the_call, watchdog_s=50)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    sender = threading.Thread(target=send)
+    try:
+        sender.start()
+        with pytest.raises(Stopped):
+            waits()
+    finally:
+        sender.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert claim.open == 1 * GiB
+    assert row(card, other) == (20, 1, 4, 3, 0)
+    claim.cancel()
+    other.publish(0)
+    card.claim(24 * GiB).cancel()
