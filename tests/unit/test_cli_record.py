@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import io
 import re
@@ -9,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -19,7 +21,7 @@ import pytest
 from test_cli_helpers import GIB, WATCHDOG_S, Member, command, environment, one_line, run, segment
 
 from helpers.waiting import wait_until
-from memledger.cli import recording
+from memledger.cli import record, recording
 from memledger.cli.look import Look
 from memledger.cli.record import COLUMNS, Events, Recorder
 from memledger.cli.recording import BadRecording
@@ -421,6 +423,32 @@ def test_report_survives_hostile_names_and_unknown_figures(tmp_path: Path) -> No
     text = (tmp_path / "a.html").read_text(encoding="utf-8")
     assert "<b>" not in text
     assert "?" in text
+
+
+@pytest.mark.parametrize("begun", [12345.6, 16384.1, 18000.7])
+def test_record_for_a_time_takes_as_many_samples_whenever_it_begins(
+    begun: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock's size must not decide whether rounding adds one."""
+    taken: list[float] = []
+
+    class Counts(Recorder):
+        def __init__(self) -> None:
+            pass
+
+        def add(self, now: float, seen: Look) -> None:
+            taken.append(now)
+
+    class NeverStopped(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            return False
+
+    clock = argparse.Namespace(monotonic=lambda: begun, time=lambda: 1.0)
+    monkeypatch.setattr(record, "time", clock)
+    monkeypatch.setattr(record, "look", lambda *_: None)
+    options = argparse.Namespace(rate=10, duration=0.5)
+    record._samples(Counts(), "", "path", options, NeverStopped())
+    assert len(taken) == 5
 
 
 def test_report_of_a_name_that_the_font_lacks_says_nothing(tmp_path: Path) -> None:

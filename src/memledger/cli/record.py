@@ -100,6 +100,10 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+_ROUNDING_S = 1e-6
+"""0.1 s five times after 18000.7 s is a little less than 0.5 s after it."""
+
+
 def _samples(
     recorder: Recorder, path: str, scope: str, options: argparse.Namespace, stop: threading.Event
 ) -> None:
@@ -108,7 +112,7 @@ def _samples(
         recorder.add(time.time(), look(path, scope))
         # From the beginning, so that slow looks do not add up; what was missed is left out.
         due = max(due + 1 / options.rate, time.monotonic())
-        if options.duration is not None and due - begun >= options.duration:
+        if options.duration is not None and due - begun >= options.duration - _ROUNDING_S:
             stop.wait(begun + options.duration - time.monotonic())
             break
         stop.wait(max(0.0, due - time.monotonic()))
