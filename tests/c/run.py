@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from platforms import (
@@ -201,10 +202,11 @@ def main() -> int:
     builds += [VALGRIND] if sys.platform.startswith("linux") else []
     folder = Path(options.keep or tempfile.mkdtemp(prefix="ml-c-"))
     folder.mkdir(parents=True, exist_ok=True)
-    results: list[bool] = []
-    for build in builds:
-        if options.build in ("", build.name):
-            results += run_build(build, options, folder)
+    chosen = [build for build in builds if options.build in ("", build.name)]
+    # Two at a time, the long ones first: most programs wait more than they compute.
+    with ThreadPoolExecutor(max_workers=min(2, os.cpu_count() or 1)) as pool:
+        per_build = pool.map(lambda build: run_build(build, options, folder), reversed(chosen))
+    results: list[bool] = [ok for build in per_build for ok in build]
     if options.build in ("", "windows") and not options.only:
         results += run_compilers(check_windows_module(folder))
     if options.build in ("", "macos") and not options.only:

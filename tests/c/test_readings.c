@@ -93,9 +93,14 @@ static void test_window_spans_the_reading_before(void) {
 static void test_window_lasts_when_somebody_refreshes_in_a_loop(void) {
     start();
     hold(card, 30 * GIB);
-    CHECK_EQ(used(30), ML_OK);
-    CHECK_EQ(used(50), ML_OK);
-    for (int i = 0; i < 20; i++) CHECK_EQ(read_source(reader, 0, TOTAL, TOTAL - 30 * GIB), ML_OK);
+    uint64_t took_ns;
+    do { /* until the loop was one: on a busy machine a period may pass in it */
+        CHECK_EQ(used(30), ML_OK);
+        CHECK_EQ(used(50), ML_OK);
+        took_ns = os_boottime_ns();
+        for (int i = 0; i < 20; i++) CHECK_EQ(read_source(reader, 0, TOTAL, TOTAL - 30 * GIB), ML_OK);
+        took_ns = os_boottime_ns() - took_ns;
+    } while (took_ns > ML_PERIOD_BUSY_NS);
     CHECK_EQ(unaccounted(), 20);
     for (int i = 0; i < 3; i++) CHECK_EQ(used(30), ML_OK);
     CHECK_EQ(unaccounted(), 0);
