@@ -28,6 +28,7 @@ import struct
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -273,16 +274,18 @@ def _number(text: str, given: dict[str, str], key: str) -> float | None:
 # Serialises the threads of this process, and is held over fork(), so that no child inherits a
 # descriptor whose lock it would keep alive for its parent.
 _process_lock = threading.RLock()
-_tables: dict[str, _Table] = {}
-# Every table ever opened here, those of removed cards too: a child must close the descriptors of
+_tables: weakref.WeakValueDictionary[str, _Table] = weakref.WeakValueDictionary()
+# Every table that is open here, those of removed cards too: a child must close the descriptors of
 # all of them.
-_opened: list[_Table] = []
+_opened: weakref.WeakSet[_Table] = weakref.WeakSet()
+# Those on which this process has something: its bytes stay, whatever becomes of the Card objects.
+_in_use: set[_Table] = set()
 
 
 def _after_fork_in_child() -> None:
     global _process_lock
     _process_lock = threading.RLock()
-    for table in _opened:
+    for table in list(_opened):
         table.forget_entry()
 
 
@@ -324,7 +327,11 @@ class _Table:
             self.compare(wanted)
         # Now, while the path leads here: a card that is removed later can be used on.
         self._lock_fd = self._own_descriptor()
-        _opened.append(self)
+        _opened.add(self)
+
+    def __del__(self) -> None:
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
 
     def compare(self, wanted: dict[str, int]) -> None:
         for field, value in wanted.items():
@@ -398,6 +405,7 @@ class _Table:
         """First word of this process's entry, taken on first use."""
         if self._entry is None:
             self._entry = self._take_entry()
+            _in_use.add(self)
         return _first_word(self._entry)
 
     def own_entry(self) -> int | None:
@@ -426,6 +434,7 @@ class _Table:
                 _ofd_lock(self._lock_fd, fcntl.F_UNLCK, self._entry)
         self._entry = None
         self.epoch += 1
+        _in_use.discard(self)
 
     def forget_entry(self) -> None:
         """In a forked child: the entry is the parent's, and so is the description that holds its
@@ -434,6 +443,7 @@ class _Table:
             os.close(self._lock_fd)
         self._lock_fd, self._entry = -1, None
         self.epoch += 1
+        _in_use.discard(self)
 
     # -- life and death
 

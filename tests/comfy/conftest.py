@@ -41,7 +41,9 @@ def card(segment: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sim.Card]:
     url = f"sim:{name}?total=24GiB"
     monkeypatch.setenv("COMFY_DOUBLE_CARDS", url)
     monkeypatch.setenv("MEMLEDGER_COMFY_DEVICES", f"cuda:0={url}")
-    yield sim.open_url(url.removeprefix("sim:"))
+    opened = sim.open_url(url.removeprefix("sim:"))
+    yield opened
+    opened.close()
     sim.remove(name)
 
 
