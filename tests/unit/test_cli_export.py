@@ -176,12 +176,18 @@ def test_without_prometheus_client_names_the_extra(segment: Path, tmp_path: Path
 # ---- the server
 
 
+def _hear_ctrl_c() -> None:
+    """Who started the tests in the background had it ignored, and a child inherits that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @contextmanager
 def served(segment: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """(process, address) of a running server."""
     process = subprocess.Popen(
         command("export", "--listen", *options), env=environment(segment), text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=_hear_ctrl_c,
     )  # fmt: skip
     try:
         assert process.stderr is not None
