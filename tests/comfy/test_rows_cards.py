@@ -93,6 +93,19 @@ class TestHooks:
         assert self.on_card(patcher) <= 4 * GIB - minimum + 64 * MIB
         assert context.link.device("cuda:0").figures().own_claimed == 0
 
+    def test_the_cache_stops_where_no_claim_follows(
+        self, comfy: Any, card: sim.Card, sibling: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Row 6 is off, so the counter starts with the whole card: the claim alone bounds it."""
+        monkeypatch.setenv("MEMLEDGER_COMFY_FREE", "off")
+        comfy.load_all()
+        context = comfy.start_host()
+        sibling.call("claim", 20 * GIB)
+        patcher = self.patcher(comfy)
+        patcher.patch_hooks([256 * MIB] * 24)
+        assert 0 < self.on_card(patcher) <= 4 * GIB
+        assert context.link.device("cuda:0").figures().own_claimed == 0
+
     def test_copies_are_releasable_when_the_model_is_idle(self, comfy: Any) -> None:
         comfy.load_all()
         context = comfy.start_host()
